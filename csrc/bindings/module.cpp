@@ -1,0 +1,11 @@
+// The extension module: one bind_<topic>.cpp per topic, listed here.
+#include <pybind11/pybind11.h>
+
+namespace fedbench::bindings {
+void bind_system(pybind11::module_& m);
+}  // namespace fedbench::bindings
+
+PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
+    m.doc() = "C++ core of fedbench: flat-buffer aggregation and copying with the GIL released.";
+    fedbench::bindings::bind_system(m);
+}

@@ -1,0 +1,57 @@
+"""Federated-learning simulation that is fast and bitwise the same on every backend.
+
+The public names are imported when they are first used, so ``import fedbench`` loads neither
+torch nor pandas nor ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedbench import aggregation as aggregation
+    from fedbench import errors as errors
+    from fedbench.aggregation import FlatLayout as FlatLayout
+    from fedbench.executors import Executor as Executor
+    from fedbench.executors import make_executor as make_executor
+    from fedbench.simulation import History as History
+    from fedbench.simulation import Simulation as Simulation
+
+_EXPORTS = {
+    "Executor": "fedbench.executors",
+    "FlatLayout": "fedbench.aggregation",
+    "History": "fedbench.simulation",
+    "Simulation": "fedbench.simulation",
+    "make_executor": "fedbench.executors",
+}
+_SUBMODULES = ("aggregation", "errors")
+
+__all__ = [
+    "Executor",
+    "FlatLayout",
+    "History",
+    "Simulation",
+    "__version__",
+    "aggregation",
+    "errors",
+    "make_executor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        from fedbench.registry import DISTRIBUTION
+
+        return version(DISTRIBUTION)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"fedbench.{name}")
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'fedbench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

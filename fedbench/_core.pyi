@@ -1,0 +1,3 @@
+"""Types of the C++ extension; `mypy.stubtest` checks them against the built module."""
+
+def cpu_features() -> list[str]: ...

@@ -1,0 +1,14 @@
+"""The only door to the C++ extension."""
+
+from __future__ import annotations
+
+try:
+    from fedbench import _core as core  # noqa: TID251
+except ImportError as error:  # pragma: no cover - needs a broken build
+    error.add_note(
+        "The C++ extension of fedbench is not built for this interpreter. "
+        "From a checkout run: pip install -c constraints.txt -e ."
+    )
+    raise
+
+__all__ = ["core"]

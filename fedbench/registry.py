@@ -1,0 +1,110 @@
+"""Tables of names: the one place where a backend, algorithm, workload or rule is announced.
+
+An entry is text, ``"module:attribute"``, so that listing names imports nothing. A unit test
+resolves every entry of every registry, so a typing error shows there and not at a user's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fedbench.errors import MissingExtraError, UnknownNameError
+
+__all__ = ["DISTRIBUTION", "Entry", "Registry", "missing_extra"]
+
+DISTRIBUTION = "fedbench-sim"
+"""Name of the distribution that provides the package ``fedbench``."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a registered object lives.
+
+    Parameters
+    ----------
+    target : str
+        ``"package.module:attribute"``.
+    summary : str
+        One line for ``fedbench list``.
+    extra : str, optional
+        The extra whose packages the module needs.
+    """
+
+    target: str
+    summary: str
+    extra: str | None = None
+
+
+class Registry(Generic[T]):
+    """An ordered table from names to lazily imported objects.
+
+    Parameters
+    ----------
+    kind : str
+        What the entries are, for messages: ``"backend"``, ``"algorithm"``, ...
+    entries : mapping of str to Entry
+        The table, in the order in which it is listed.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, Entry]) -> None:
+        self.kind = kind
+        self._entries = dict(entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names in table order."""
+        return tuple(self._entries)
+
+    def entry(self, name: str) -> Entry:
+        """Return the entry of `name`; :class:`UnknownNameError` lists the known names."""
+        try:
+            return self._entries[name]
+        except (KeyError, TypeError):
+            known = ", ".join(repr(key) for key in self._entries)
+            close = difflib.get_close_matches(str(name), self._entries, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise UnknownNameError(
+                f"{self.kind} must be one of {known}, got {name!r}.{hint}"
+            ) from None
+
+    def load(self, name: str) -> T:
+        """Import and return the object registered as `name`.
+
+        Raises
+        ------
+        UnknownNameError
+            If no entry has this name.
+        MissingExtraError
+            If the entry's module needs a package that is not installed.
+        """
+        entry = self.entry(name)
+        module_name, _, attribute = entry.target.partition(":")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if entry.extra is None or (error.name or "").startswith("fedbench"):
+                raise
+            raise missing_extra(f"{self.kind} {name!r}", error.name, entry.extra) from error
+        loaded: T = getattr(module, attribute)
+        return loaded
+
+
+def missing_extra(what: str, package: str | None, extra: str) -> MissingExtraError:
+    """Return the error that tells how to install the packages of `extra`."""
+    return MissingExtraError(
+        f"{what} needs the package {package!r}, which is not installed. "
+        f"Install it with: pip install '{DISTRIBUTION}[{extra}]' "
+        f"(from a checkout: pip install -c constraints.txt -e '.[{extra}]').",
+        name=package,
+    )
