@@ -1,0 +1,119 @@
+# `make report` and `make test` do all their own set-up, in .venv. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Interpreter for the environment; empty: the first suitable one on PATH.
+PYTHON ?=
+# File that `make report` writes, and further arguments for it.
+OUT ?= table.csv
+ARGS ?=
+export PYTHON
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+# What the environment is made of. The Python sources are not: the install is editable.
+ENVIRONMENT_INPUTS := pyproject.toml constraints.txt CMakeLists.txt tools/set_up_environment.sh \
+	$(shell find csrc/include csrc/bindings -type f)
+RUN_READY := $(VENV)/.ready-to-run
+TEST_READY := $(VENV)/.ready-to-test
+
+# An environment that was made in another folder (a moved or copied checkout) is not this one's.
+ifneq ($(file <$(VENV)/.made-for),$(CURDIR))
+$(RUN_READY) $(TEST_READY): always-out-of-date
+endif
+.PHONY: always-out-of-date
+always-out-of-date:
+
+# The larger environment serves both uses.
+$(RUN_READY): $(ENVIRONMENT_INPUTS)
+	@if [[ -e $(TEST_READY) ]]; then extras=ray,data,dev,docs; else extras=ray,data; fi; \
+	tools/set_up_environment.sh "$$extras"
+	@touch $@; if [[ -e $(TEST_READY) ]]; then touch $(TEST_READY); fi
+
+$(TEST_READY): $(ENVIRONMENT_INPUTS)
+	@tools/set_up_environment.sh ray,data,dev,docs
+	@touch $(RUN_READY) $@
+
+##@ The two commands
+
+.PHONY: report
+report: $(RUN_READY) ## run the benchmark on all backends; print the table, write table.csv (OUT=..., ARGS=...)
+	@$(BIN)/fedbench report --out "$(OUT)" $(ARGS)
+
+.PHONY: test
+test: lint types kernels docs bench-smoke pytest ## everything that must pass before a change lands
+
+##@ The parts of make test
+
+.PHONY: lint
+lint: $(TEST_READY) ## ruff, import layers, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+.PHONY: types
+types: $(TEST_READY) ## mypy --strict, and the stub of the extension against the built module
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest fedbench._core
+
+.PHONY: kernels
+kernels: $(TEST_READY) ## C++ unit tests, warnings are errors
+	$(call cpp_tests,kernels)
+
+.PHONY: docs
+docs: $(TEST_READY) ## build the documentation into docs/_build/html, warnings are errors
+	$(BIN)/sphinx-build -W -n --keep-going -q -b html docs docs/_build/html
+
+.PHONY: bench-smoke
+bench-smoke: $(TEST_READY) ## run every benchmark once, untimed
+	$(BIN)/pytest benchmarks --benchmark-disable -q
+
+.PHONY: pytest
+pytest: $(TEST_READY) ## Python tests except the slow ones (ARGS=... for pytest)
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+##@ More
+
+.PHONY: test-full
+test-full: test sanitizers ## make test, the slow tests, and the C++ tests under sanitizers
+	$(BIN)/pytest -m slow
+
+.PHONY: sanitizers
+sanitizers: $(TEST_READY) ## C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
+	$(call cpp_tests,asan)
+	$(call cpp_tests,tsan)
+
+.PHONY: bench
+bench: $(TEST_READY) ## pytest-benchmark suites, timed (ARGS=... for pytest)
+	$(BIN)/pytest benchmarks $(ARGS)
+
+.PHONY: env
+env: $(TEST_READY) ## only make or update the environment, with every extra
+
+.PHONY: format
+format: $(TEST_READY) ## format Python and C++
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	git ls-files 'csrc/*.hpp' 'csrc/*.cpp' | xargs $(BIN)/clang-format -i
+
+.PHONY: clean
+clean: ## remove build products; the environment stays (remove .venv by hand)
+	rm -rf build dist docs/_build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+.PHONY: help
+help: ## this text
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+define cpp_tests
+	$(BIN)/cmake --preset $(1)
+	$(BIN)/cmake --build --preset $(1)
+	$(BIN)/ctest --preset $(1)
+endef
