@@ -1,0 +1,301 @@
+"""Random streams that are named, not counted.
+
+A stream is identified by ``(seed, purpose, *key)``, for example ``(0, "shuffle", client, round)``.
+The identification is hashed, and the whole state of a generator is filled from the hash. What a
+stream yields therefore depends on its name alone: not on the streams used before, on the number
+of clients, on the worker, nor on ``PYTHONHASHSEED``.
+
+Generators are not seeded through ``manual_seed`` because torch keeps only 32 bits of a seed: of
+2,000,000 streams hundreds of pairs would be equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+import random
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.random.bit_generator import ISpawnableSeedSequence
+
+from fedbench.errors import UnsupportedPlatformError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "KeyedSeedSequence",
+    "numpy_generator",
+    "python_random",
+    "seed_torch_generator",
+    "stream_key",
+    "torch_generator",
+]
+
+_KEY_BYTES = 32
+_BOOLS = (bool, np.bool_)
+_MT_WORDS = 624  # 32-bit words of a Mersenne twister, in torch, numpy and random alike
+
+# torch.Generator.get_state() of a CPU generator, in bytes: the initial seed (8), the number of
+# words left before the next twist (4), a flag "seeded" (4), the index of the next word (8), the
+# words (8 each, upper half zero), then cached normal variates, all zero when there are none.
+_BLOB_BYTES = 5056
+_BLOB_SEED = slice(0, 8)
+_BLOB_LEFT = slice(8, 12)
+_BLOB_SEEDED = slice(12, 16)
+_BLOB_WORDS = slice(24, 24 + 8 * _MT_WORDS)
+
+
+def stream_key(seed: int, purpose: str, *key: int | str) -> bytes:
+    """Return the 32-byte identification of a random stream.
+
+    Parameters
+    ----------
+    seed : int
+        Root seed of the run: any integer, negative and arbitrarily large ones included.
+    purpose : str
+        What the stream is for: ``"shuffle"``, ``"dropout"``, ``"select"``, ...
+    *key : int or str
+        What the stream belongs to: client id, round, epoch, ... The client ``1`` and the client
+        ``"1"`` are different.
+
+    Returns
+    -------
+    bytes
+        BLAKE2b of an injective encoding of the arguments, so different arguments give different
+        keys. The same on every machine and in every process.
+
+    Raises
+    ------
+    TypeError
+        If `seed` or a part of `key` has another type. Booleans are refused as well: ``True``
+        would silently be the stream of ``1``.
+    """
+    if not isinstance(purpose, str):
+        raise TypeError(
+            f"purpose must be a str, got {purpose!r} of type {type(purpose).__name__}. "
+            "Name what the stream is for, for example 'shuffle'."
+        )
+    encoded = [_encode("seed", seed), _encode("purpose", purpose)]
+    if encoded[0].startswith(b"s"):
+        raise TypeError(f"seed must be an int, got the text {seed!r}. Give a number.")
+    encoded += [_encode("a part of key", part) for part in key]
+    return hashlib.blake2b(
+        b"".join(encoded), digest_size=_KEY_BYTES, person=b"fedbench-stream"
+    ).digest()
+
+
+def _encode(what: str, part: int | str) -> bytes:
+    """Encode one part: a type letter, the length, the content."""
+    if isinstance(part, str):
+        raw = part.encode("utf-8", "surrogatepass")
+        return b"s%d:%b" % (len(raw), raw)
+    if isinstance(part, _BOOLS):
+        raise TypeError(f"{what} must be an int or a str, got {part!r}. Use 0 and 1, or a name.")
+    try:
+        number = operator.index(part)
+    except TypeError:
+        raise TypeError(
+            f"{what} must be an int or a str, got {part!r} of type {type(part).__name__}. "
+            "Convert it first."
+        ) from None
+    raw = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+    return b"i%d:%b" % (len(raw), raw)
+
+
+def expand(key: bytes, kind: bytes, num_bytes: int) -> bytes:
+    """Return `num_bytes` pseudorandom bytes for one kind of generator of the stream `key`.
+
+    `kind` keeps the generators of different libraries apart: three of them are Mersenne twisters
+    and would yield the same words for equal states.
+    """
+    return hashlib.shake_128(kind + b":" + key).digest(num_bytes)
+
+
+class KeyedSeedSequence(ISpawnableSeedSequence):
+    """A numpy seed sequence whose words come from a stream key, whole states at a time.
+
+    Parameters
+    ----------
+    key : bytes
+        Identification of the stream, from :func:`stream_key`.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._num_children = 0
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+        """Return `n_words` words of `dtype` (uint32 or uint64), hashed from the key."""
+        width = np.dtype(dtype).newbyteorder("<")
+        words = np.frombuffer(expand(self.key, b"numpy", n_words * width.itemsize), width)
+        return words.astype(dtype)
+
+    def spawn(self, n_children: int) -> list[KeyedSeedSequence]:
+        """Return `n_children` further sequences, independent of this one and of each other."""
+        first = self._num_children
+        self._num_children += n_children
+        return [
+            KeyedSeedSequence(expand(self.key, b"spawn %d" % index, _KEY_BYTES))
+            for index in range(first, self._num_children)
+        ]
+
+
+def numpy_generator(seed: int, purpose: str, *key: int | str) -> np.random.Generator:
+    """Return numpy's generator (PCG64) of the stream ``(seed, purpose, *key)``.
+
+    The arguments and errors are those of :func:`stream_key`. ``spawn`` of the generator works
+    and depends on the key alone.
+    """
+    seed_sequence: Any = KeyedSeedSequence(stream_key(seed, purpose, *key))
+    return np.random.Generator(np.random.PCG64(seed_sequence))
+
+
+def numpy_random_state(key: bytes) -> np.random.RandomState:
+    """Return numpy's legacy generator (Mersenne twister) of the stream `key`."""
+    seed_sequence: Any = KeyedSeedSequence(key)
+    return np.random.RandomState(np.random.MT19937(seed_sequence))
+
+
+def python_random(seed: int, purpose: str, *key: int | str) -> random.Random:
+    """Return the ``random.Random`` of the stream ``(seed, purpose, *key)``.
+
+    The arguments and errors are those of :func:`stream_key`.
+    """
+    return python_random_of(stream_key(seed, purpose, *key))
+
+
+def python_random_of(key: bytes) -> random.Random:
+    """Return the ``random.Random`` of the stream `key`."""
+    words = np.frombuffer(expand(key, b"python", 4 * _MT_WORDS), "<u4").tolist()
+    generator = random.Random()
+    generator.setstate((3, (*_never_zero(words), _MT_WORDS), None))
+    return generator
+
+
+def _never_zero(words: Any) -> Any:
+    """Set the top bit of the first word, as the reference initialisation does.
+
+    A Mersenne twister with nothing but zeros yields zeros for ever. Only the top bit of the first
+    word belongs to the state, so this costs one bit of 19,937.
+    """
+    words[0] |= 0x80000000
+    return words
+
+
+def torch_generator(seed: int, purpose: str, *key: int | str) -> torch.Generator:
+    """Return torch's CPU generator of the stream ``(seed, purpose, *key)``.
+
+    The arguments and errors of :func:`stream_key` apply.
+
+    Returns
+    -------
+    torch.Generator
+        A new generator; ``initial_seed()`` gives 64 bits of the key. Where many streams are used
+        one after the other, :func:`seed_torch_generator` spares the allocation.
+    """
+    import torch
+
+    generator = torch.Generator()
+    seed_torch_generator(generator, seed, purpose, *key)
+    return generator
+
+
+def seed_torch_generator(
+    generator: torch.Generator, seed: int, purpose: str, *key: int | str
+) -> None:
+    """Put an existing CPU generator at the start of the stream ``(seed, purpose, *key)``.
+
+    Parameters
+    ----------
+    generator : torch.Generator
+        A generator of the CPU; whatever it had drawn is forgotten.
+    seed, purpose, *key
+        As in :func:`stream_key`, errors included.
+
+    Raises
+    ------
+    ValueError
+        If `generator` belongs to another device.
+    UnsupportedPlatformError
+        If this torch keeps the generator's state in a layout that is not known here.
+    """
+    if generator.device.type != "cpu":
+        raise ValueError(
+            f"generator must be a CPU generator, got one on {generator.device}. "
+            "Create it with torch.Generator()."
+        )
+    generator.set_state(torch_state_of(stream_key(seed, purpose, *key)))
+
+
+class _Blob(threading.local):
+    """A state of a torch generator to write words into; one for each thread."""
+
+    tensor: torch.Tensor
+    words: np.ndarray[Any, np.dtype[np.uint64]]
+    initial_seed: np.ndarray[Any, np.dtype[np.uint8]]
+
+    def __init__(self) -> None:
+        import torch
+
+        _check_torch_layout()
+        self.tensor = torch.Generator().manual_seed(0).get_state()
+        raw = self.tensor.numpy()
+        self.words = raw[_BLOB_WORDS].view(np.uint64)
+        self.initial_seed = raw[_BLOB_SEED]
+
+
+_blob: _Blob | None = None
+
+
+def torch_state_of(key: bytes) -> torch.Tensor:
+    """Return the initial state of the stream `key` as ``torch.Generator.set_state`` takes it.
+
+    The tensor is reused by the thread's next call.
+    """
+    global _blob
+    if _blob is None:
+        _blob = _Blob()
+    _blob.words[:] = np.frombuffer(expand(key, b"torch", 4 * _MT_WORDS), "<u4")
+    _never_zero(_blob.words)
+    _blob.initial_seed[:] = np.frombuffer(key, np.uint8, 8)
+    return _blob.tensor
+
+
+@functools.cache
+def _check_torch_layout() -> None:
+    """Raise unless a generator's state is laid out as the constants above say."""
+    import torch
+
+    seed = 20240229
+    blob = torch.Generator().manual_seed(seed).get_state().numpy().tobytes()
+    layout_is_known = (
+        sys.byteorder == "little"
+        and len(blob) == _BLOB_BYTES
+        and blob[_BLOB_SEED] == seed.to_bytes(8, "little")
+        and blob[_BLOB_LEFT] == blob[_BLOB_SEEDED] == (1).to_bytes(4, "little")
+        and np.frombuffer(blob[_BLOB_WORDS], np.uint64).tolist() == _reference_words(seed)
+        and not any(blob[_BLOB_SEEDED.stop : _BLOB_WORDS.start])
+        and not any(blob[_BLOB_WORDS.stop :])
+    )
+    if not layout_is_known:
+        raise UnsupportedPlatformError(
+            f"the state of a torch.Generator must be the {_BLOB_BYTES} bytes of a Mersenne "
+            f"twister on a little-endian machine, got {len(blob)} bytes of another layout from "
+            f"torch {torch.__version__}. Use a torch release that fedbench's tests cover, or "
+            "report this version."
+        )
+
+
+def _reference_words(seed: int) -> Sequence[int]:
+    """Return the words of a Mersenne twister initialised from a 32-bit seed (Matsumoto 2002)."""
+    words = [seed]
+    for index in range(1, _MT_WORDS):
+        previous = words[-1]
+        words.append((1812433253 * (previous ^ (previous >> 30)) + index) & 0xFFFFFFFF)
+    return words
