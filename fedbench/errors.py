@@ -7,6 +7,8 @@ what was expected. Everything else derives from :class:`FedbenchError`::
     ├── UnknownNameError (ValueError)      a registry key that does not exist
     ├── MissingExtraError (ImportError)    an optional package that is not installed
     ├── UnsupportedPlatformError           the platform lacks what was asked for
+    ├── OutputError                        a file that cannot be written
+    ├── RecordFormatError (ValueError)     a file that is not a report of this release
     ├── LayoutError (ValueError)           a state that does not fit its layout
     ├── NonFiniteError (ValueError)        NaN or infinity where it was refused
     ├── EnclosureError                     a client task broke its enclosure (invariant I1)
@@ -36,6 +38,8 @@ __all__ = [
     "MissingExtraError",
     "NestedExecutorError",
     "NonFiniteError",
+    "OutputError",
+    "RecordFormatError",
     "ResourceError",
     "TaskTimeoutError",
     "UnknownNameError",
@@ -62,6 +66,14 @@ class UnsupportedPlatformError(FedbenchError):
 
 class LayoutError(FedbenchError, ValueError):
     """A state dict or buffer does not have the names, shapes or dtypes of its layout."""
+
+
+class OutputError(FedbenchError):
+    """A file cannot be written; what was there before is as it was."""
+
+
+class RecordFormatError(FedbenchError, ValueError):
+    """A file is not a report, or is of a version that this release cannot read."""
 
 
 class NonFiniteError(FedbenchError, ValueError):

@@ -1,0 +1,50 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, *Communication-Efficient Learning of
+Deep Networks from Decentralized Data*, AISTATS 2017, algorithm 1 (arXiv:1602.05629).
+"""  # noqa: D205
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedbench.algorithms.base import (
+    Algorithm,
+    Client,
+    ServerState,
+    Updates,
+    Weighting,
+    check_weighting,
+)
+
+__all__ = ["FedAvg"]
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    r"""Clients train from the server's model; the server adds the mean of their changes.
+
+    :math:`x \leftarrow x + \sum_i q_i (y_i - x)` with :math:`q_i = n_i / \sum_j n_j`.
+
+    Parameters
+    ----------
+    weighting : {"samples", "uniform"}
+        Weight of a client's update: its number of samples (the paper), or the same for all.
+    """
+
+    weighting: Weighting = "samples"
+
+    def __post_init__(self) -> None:
+        check_weighting(self.weighting)
+
+    def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
+        """Run the local epochs from the received model."""
+        return {"loss": client.train(down["model"])}
+
+    def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
+        """Add the mean update to the model and average the buffers."""
+        has_buffers = bool(server.model.buffers)
+        return server.moved(
+            updates.mean("delta", self.weighting),
+            updates.mean("buffers", self.weighting) if has_buffers else None,
+        )

@@ -1,0 +1,43 @@
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, *Federated Optimization in Heterogeneous
+Networks*, MLSys 2020, algorithm 2 (arXiv:1812.06127).
+"""  # noqa: D205
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedbench.algorithms.base import Client
+from fedbench.algorithms.fedavg import FedAvg
+
+__all__ = ["FedProx"]
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    r"""FedAvg whose clients are pulled towards the received model.
+
+    Local steps descend along :math:`g_i(y) + \mu (y - x)`; with :math:`\mu = 0` the term is left
+    out and the bits are those of FedAvg.
+
+    Parameters
+    ----------
+    weighting : {"samples", "uniform"}
+        ``"samples"`` for cohorts that are sampled uniformly; the paper samples clients in
+        proportion to their number of samples and then averages with ``"uniform"`` weights.
+    mu : float
+        Strength of the pull, at least 0.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.mu < float("inf"):
+            raise ValueError(f"mu must be a finite number >= 0, got {self.mu!r}.")
+
+    def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
+        """Run the local epochs with the proximal term centred at the received model."""
+        start = down["model"]
+        return {"loss": client.train(start, proximal=self.mu, anchor=start.parameters)}

@@ -1,0 +1,133 @@
+"""What runs inside the workers: the client task and the evaluation task.
+
+Both are small objects. What never changes during a simulation (data, model, algorithm) is the
+:class:`ClientSide`, which every worker receives once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedbench.algorithms import Algorithm, Client, Update
+from fedbench.data import FederatedDataset
+from fedbench.executors import Resident
+from fedbench.reproducibility import generator_scope, torch_generator
+from fedbench.training import EvaluationSums, LocalWork, Loss, evaluate_batches, worker_model
+
+__all__ = ["ClientItem", "ClientResult", "ClientSide", "ClientTask", "EvaluationTask"]
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """Everything that client tasks need and that stays the same for a whole simulation."""
+
+    dataset: FederatedDataset
+    model: Callable[[], nn.Module]
+    algorithm: Algorithm
+    work: LocalWork
+    loss: Loss
+    seed: int
+    level: str
+
+
+@dataclass(frozen=True)
+class ClientItem:
+    """One client's part in a round."""
+
+    client_id: int | str
+    position: int
+    round_index: int
+    train: bool
+    uplink: bool
+    state: dict[str, Any] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client task returns: its update, its new state, its metrics and its timings."""
+
+    num_samples: int
+    update: Update | None
+    state: dict[str, Any]
+    metrics: Mapping[str, float]
+    train_s: float
+    uplink_s: float
+
+
+def _no_generator(purpose: str, *key: int | str) -> None:
+    """Level L0: no generator of the client's own, draws come from the global one."""
+
+
+@dataclass(frozen=True)
+class ClientTask:
+    """Runs the train and uplink phases of one client: ``task(broadcast, item) -> result``."""
+
+    side: Resident[ClientSide]
+
+    def __call__(self, down: Mapping[str, Any], item: ClientItem) -> ClientResult:
+        """Run the client; reads `down` and its own data and state only."""
+        side = self.side.value
+        scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        generator: Callable[..., torch.Generator | None] = _no_generator
+        if side.level == "L1":
+            key = (item.client_id, item.round_index)
+            scope = generator_scope(side.seed, *key)
+
+            def generator(purpose: str, *more: int | str) -> torch.Generator:
+                return torch_generator(side.seed, purpose, *key, *more)
+
+        client = Client(
+            client_id=item.client_id,
+            round_index=item.round_index,
+            data=side.dataset.client(item.position),
+            state=dict(item.state),
+            model=worker_model(side, side.model),
+            work=side.work,
+            loss=side.loss,
+            generator=generator,
+            header=item.header,
+        )
+        metrics: Mapping[str, float] = {}
+        update: Update | None = None
+        with scope:
+            start = time.perf_counter()
+            if item.train:
+                metrics = side.algorithm.train(client, down)
+            trained = time.perf_counter()
+            if item.uplink:
+                update = side.algorithm.uplink(client, down)
+            sent = time.perf_counter()
+        return ClientResult(
+            num_samples=client.num_samples,
+            update=update,
+            state=client.state,
+            metrics=metrics,
+            train_s=trained - start,
+            uplink_s=sent - trained,
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """Evaluates the broadcast model on one chunk of the test set: ``task(broadcast, chunk)``."""
+
+    side: Resident[ClientSide]
+
+    def __call__(self, down: Mapping[str, Any], chunk: tuple[int, int]) -> EvaluationSums:
+        """Return the sums over the test samples ``chunk[0]`` to ``chunk[1]``."""
+        side = self.side.value
+        model = worker_model(side, side.model)
+        model.load(down["model"])
+        rows = slice(*chunk)
+        dataset = side.dataset
+        return evaluate_batches(
+            model, dataset.test_inputs[rows], dataset.test_targets[rows], side.loss
+        )

@@ -1,0 +1,108 @@
+"""What a simulation reports: one record for each round, and tables made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["PHASES", "History", "RoundRecord"]
+
+PHASES = ("broadcast", "train", "uplink", "aggregate", "evaluate")
+"""Phases of a round in their order."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round.
+
+    Attributes
+    ----------
+    round : int
+        Number of the round, counted from 1.
+    cohort : tuple
+        Ids of the sampled clients in selection order.
+    metrics : mapping of str to mapping of str to float
+        ``{"train": {...}, "test": {...}}``; ``"test"`` only in rounds that evaluated.
+        Training metrics are means over the cohort weighted by number of samples.
+    seconds : mapping of str to float
+        Seconds for each of :data:`PHASES` and ``"total"``. Work inside client tasks is summed
+        over the clients, so with several workers the phases may add up to more than ``"total"``,
+        which is the wall time of the round without evaluation.
+    task_s : float
+        Seconds spent inside client tasks, summed over the clients, without evaluation.
+    uplink_bytes : int
+        Bytes of the tensors that the clients sent.
+    """
+
+    round: int
+    cohort: tuple[int | str, ...]
+    metrics: Mapping[str, Mapping[str, float]]
+    seconds: Mapping[str, float]
+    task_s: float
+    uplink_bytes: int
+
+
+@dataclass
+class History:
+    """The records of a simulation, in order.
+
+    Attributes
+    ----------
+    records : list of RoundRecord
+        One for each round.
+    """
+
+    records: list[RoundRecord] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        return iter(self.records)
+
+    def last(self, split: str, metric: str) -> float:
+        """Return the most recent value of a metric.
+
+        Raises
+        ------
+        KeyError
+            If no round has it; the message lists what there is.
+        """
+        for record in reversed(self.records):
+            if metric in record.metrics.get(split, {}):
+                return record.metrics[split][metric]
+        known = sorted({f"{s}/{m}" for r in self.records for s, v in r.metrics.items() for m in v})
+        raise KeyError(f"no round has the metric {split}/{metric}; there is {', '.join(known)}.")
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the metrics as a tidy table.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row for each round, split and metric, with the columns ``round`` (from 1),
+            ``split`` (``"train"`` or ``"test"``), ``metric`` and ``value``.
+        """
+        import pandas as pd
+
+        rows = [
+            (record.round, split, metric, value)
+            for record in self.records
+            for split, metrics in record.metrics.items()
+            for metric, value in metrics.items()
+        ]
+        return pd.DataFrame(rows, columns=["round", "split", "metric", "value"])
+
+    def timings(self) -> pd.DataFrame:
+        """Return the seconds of each phase, one row for each round (see :class:`RoundRecord`)."""
+        import pandas as pd
+
+        rows = [
+            {"round": r.round, **{p: r.seconds[p] for p in (*PHASES, "total")}, "task_s": r.task_s}
+            for r in self.records
+        ]
+        return pd.DataFrame(rows, columns=["round", *PHASES, "total", "task_s"])

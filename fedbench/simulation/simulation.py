@@ -1,0 +1,419 @@
+"""The round loop.
+
+Everything that touches the server happens here, on the thread that calls: planning, broadcasting,
+aggregating, committing. Everything that touches a client happens in a client task, wherever the
+executor runs it. A round either succeeds and is committed as a whole, or leaves no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedbench.algorithms import (
+    Algorithm,
+    RoundContext,
+    RoundPlan,
+    ServerState,
+    Updates,
+    make_algorithm,
+)
+from fedbench.executors import Executor, Resident, make_executor
+from fedbench.reproducibility import check_level, digest, python_random
+from fedbench.simulation.client_task import (
+    ClientItem,
+    ClientResult,
+    ClientSide,
+    ClientTask,
+    EvaluationTask,
+)
+from fedbench.simulation.history import History, RoundRecord
+from fedbench.training import LOSSES, EvaluationSums, LocalWork, WorkerModel
+from fedbench.workloads import Workload, load
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Simulation"]
+
+_EVALUATION_CHUNK = 256
+
+
+class Simulation:
+    """A workload under an algorithm, run round by round on an executor.
+
+    Parameters
+    ----------
+    workload : str, Workload or mapping
+        Name of a built-in workload, a :class:`~fedbench.workloads.Workload`, or its parts as a
+        mapping of keyword arguments (``{"dataset": ..., "model": ..., ...}``).
+    algorithm : str or Algorithm, optional
+        Replaces the workload's algorithm.
+    executor : str or Executor
+        Name of a backend, whose executor the simulation then owns and closes, or an executor
+        that stays yours.
+    workers : int, optional
+        Worker count of an owned executor.
+    seed : int
+        Root of every random stream: model initialisation, cohorts, clients.
+    reproducibility : {"L1", "L0"}
+        With ``"L1"`` every client task has its own random streams and the results are bitwise
+        the same on every backend, worker count and completion order. With ``"L0"`` clients draw
+        from the process's global generators.
+    cohort_size : int, optional
+        Replaces the workload's number of clients per round.
+
+    Attributes
+    ----------
+    server : ServerState
+        The committed server state.
+    client_states : dict
+        Committed state of the clients that have taken part, by client id (stateful algorithms).
+    rounds_done : int
+        Number of committed rounds.
+
+    Raises
+    ------
+    UnknownNameError, ValueError, TypeError
+        If an argument is not as described.
+
+    Examples
+    --------
+    >>> import fedbench
+    >>> simulation = fedbench.Simulation("digits-logreg", seed=1)
+    >>> history = simulation.run(rounds=2)
+    >>> len(history)
+    2
+    """
+
+    def __init__(
+        self,
+        workload: str | Workload | Mapping[str, Any],
+        *,
+        algorithm: str | Algorithm | None = None,
+        executor: str | Executor = "sequential",
+        workers: int | None = None,
+        seed: int = 0,
+        reproducibility: str = "L1",
+        cohort_size: int | None = None,
+    ) -> None:
+        self.workload = _resolve_workload(workload)
+        self.seed = seed
+        self.level = check_level(reproducibility)
+        self.algorithm = _resolve_algorithm(algorithm, self.workload)
+        self.dataset = self.workload.dataset()
+        self.cohort_size = _checked_cohort(
+            self.workload.cohort_size if cohort_size is None else cohort_size,
+            self.dataset.num_clients,
+        )
+        self._executor, self._owns_executor = _resolve_executor(executor, workers)
+        self._side = Resident(
+            ClientSide(
+                dataset=self.dataset,
+                model=self._build_model,
+                algorithm=self.algorithm,
+                work=LocalWork(
+                    epochs=self.workload.local_epochs,
+                    batch_size=self.workload.batch_size,
+                    lr=self.workload.lr,
+                ),
+                loss=LOSSES.load(self.workload.loss),
+                seed=seed,
+                level=self.level,
+            )
+        )
+        self._model = WorkerModel(self._build_model())
+        self._initial = self._model.state()
+        self.server: ServerState = self.algorithm.init_server(self._model.state())
+        self.client_states: dict[int | str, dict[str, Any]] = {}
+        self.rounds_done = 0
+        self.history = History()
+
+    @property
+    def executor(self) -> Executor:
+        """The executor that runs the client tasks."""
+        return self._executor
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable parameters of the model."""
+        return self._model.layout.num_parameters
+
+    def __enter__(self) -> Self:
+        if self._owns_executor:
+            self._executor.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the executor if the simulation owns it; safe to call again."""
+        if self._owns_executor:
+            self._executor.close()
+
+    def run(
+        self,
+        rounds: int | None = None,
+        *,
+        evaluate_every: int | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
+    ) -> History:
+        """Run rounds and return the history of the simulation so far.
+
+        Parameters
+        ----------
+        rounds : int, optional
+            How many; the workload's number by default.
+        evaluate_every : int, optional
+            Evaluate the server's model after every so many rounds (the workload's number by
+            default) and after the last one; 0 never evaluates.
+        on_round : callable, optional
+            Called with each :class:`RoundRecord`, on this thread.
+
+        Returns
+        -------
+        History
+            All committed rounds, those of earlier calls included.
+
+        Raises
+        ------
+        ClientTaskError, WorkerDiedError, NonFiniteError
+            If a round fails. It is then not committed: the simulation is as it was before.
+        """
+        count = _positive("rounds", self.workload.rounds if rounds is None else rounds)
+        every = self.workload.eval_every if evaluate_every is None else evaluate_every
+        for number in range(1, count + 1):
+            due = every > 0 and (number % every == 0 or number == count)
+            record = self.run_round(evaluate=due)
+            if on_round is not None:
+                on_round(record)
+        return self.history
+
+    def run_round(self, *, evaluate: bool = False) -> RoundRecord:
+        """Run one round, commit it and return its record.
+
+        Parameters
+        ----------
+        evaluate : bool
+            Evaluate the server's new model on the test samples.
+        """
+        clock = _Clock()
+        index = self.rounds_done
+        begin = time.perf_counter()
+        with clock("broadcast"):
+            context = self._context(index)
+            plan = self.algorithm.plan(self.server, context)
+            down = self.algorithm.broadcast(self.server, plan)
+            items = self._items(index, plan)
+        results: list[ClientResult] = self._executor.map(
+            ClientTask(self._side),
+            items,
+            broadcast=down,
+            costs=[self.dataset.client_size(item.position) for item in items],
+        )
+        with clock("aggregate"):
+            server = self._aggregate(items, results)
+        total = time.perf_counter() - begin
+        metrics = {"train": _mean_metrics(results)}
+        if evaluate:
+            with clock("evaluate"):
+                metrics["test"] = self._evaluate(server)
+        record = RoundRecord(
+            round=index + 1,
+            cohort=tuple(self.dataset.client_ids[position] for position in context.cohort),
+            metrics=metrics,
+            seconds={
+                "broadcast": clock.seconds["broadcast"],
+                "train": sum(result.train_s for result in results),
+                "uplink": sum(result.uplink_s for result in results),
+                "aggregate": clock.seconds["aggregate"],
+                "evaluate": clock.seconds.get("evaluate", 0.0),
+                "total": total,
+            },
+            task_s=sum(result.train_s + result.uplink_s for result in results),
+            uplink_bytes=sum(_num_bytes(r.update.tensors) for r in results if r.update),
+        )
+        self._commit(server, items, results, record)
+        return record
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of the server's present model on the test samples."""
+        return self._evaluate(self.server)
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Return copies of the server model's parameters and buffers by name."""
+        self._model.load(self.server.model)
+        return self._model.state_dict()
+
+    def state_digest(self) -> str:
+        """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
+        server = self.server
+        return digest(
+            {
+                "parameters": server.model.parameters,
+                "buffers": dict(server.model.buffers),
+                "extra": dict(server.extra),
+                "clients": self.client_states,
+            }
+        )
+
+    def _build_model(self) -> Any:
+        return self.workload.model()
+
+    def _context(self, index: int) -> RoundContext:
+        population = self.dataset.num_clients
+
+        def generator(purpose: str) -> Any:
+            return python_random(self.seed, purpose, index)
+
+        if self.cohort_size == population:
+            cohort = tuple(range(population))
+        else:
+            cohort = tuple(generator("select").sample(range(population), self.cohort_size))
+        return RoundContext(index, cohort, population, generator)
+
+    def _items(self, index: int, plan: RoundPlan) -> list[ClientItem]:
+        train, uplink = set(plan.train), set(plan.uplink)
+        return [
+            ClientItem(
+                client_id=(client_id := self.dataset.client_ids[position]),
+                position=position,
+                round_index=index,
+                train=position in train,
+                uplink=position in uplink,
+                state=self._client_state(client_id),
+                header=plan.header,
+            )
+            for position in plan.participants()
+        ]
+
+    def _client_state(self, client_id: int | str) -> dict[str, Any]:
+        if not self.algorithm.stateful:
+            return {}
+        known = self.client_states.get(client_id)
+        return self.algorithm.init_client(self._initial) if known is None else known
+
+    def _aggregate(self, items: list[ClientItem], results: list[ClientResult]) -> ServerState:
+        sent = [
+            (item.client_id, result.update)
+            for item, result in zip(items, results, strict=True)
+            if result.update is not None
+        ]
+        if not sent:
+            return self.server
+        updates = Updates([client for client, _ in sent], [update for _, update in sent])
+        return self.algorithm.aggregate(self.server, updates)
+
+    def _commit(
+        self,
+        server: ServerState,
+        items: list[ClientItem],
+        results: list[ClientResult],
+        record: RoundRecord,
+    ) -> None:
+        self.server = server
+        if self.algorithm.stateful:
+            for item, result in zip(items, results, strict=True):
+                self.client_states[item.client_id] = result.state
+        self.rounds_done += 1
+        self.history.records.append(record)
+
+    def _evaluate(self, server: ServerState) -> dict[str, float]:
+        total = len(self.dataset.test_targets)
+        chunks = [
+            (start, min(start + _EVALUATION_CHUNK, total))
+            for start in range(0, total, _EVALUATION_CHUNK)
+        ]
+        sums = self._executor.map(
+            EvaluationTask(self._side), chunks, broadcast={"model": server.model}
+        )
+        return sum(sums, EvaluationSums()).metrics(self._side.value.loss)
+
+
+class _Clock:
+    """Adds up seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _resolve_workload(workload: str | Workload | Mapping[str, Any]) -> Workload:
+    if isinstance(workload, Workload):
+        return workload
+    if isinstance(workload, str):
+        return load(workload)
+    if isinstance(workload, Mapping):
+        return Workload(**workload)
+    raise TypeError(
+        f"workload must be a name, a Workload or a mapping of its parts, "
+        f"got {type(workload).__name__}. `fedbench list` shows the names."
+    )
+
+
+def _resolve_algorithm(algorithm: str | Algorithm | None, workload: Workload) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if algorithm is None or algorithm == workload.algorithm:
+        return make_algorithm(workload.algorithm, **workload.algorithm_options)
+    return make_algorithm(algorithm)
+
+
+def _resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Executor, bool]:
+    if isinstance(executor, str):
+        return make_executor(executor, workers), True
+    if workers is not None:
+        raise ValueError(
+            f"workers must be left out when an executor is given, got {workers!r}. "
+            f"Set it where the executor is made."
+        )
+    return executor, False
+
+
+def _positive(name: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    return value
+
+
+def _checked_cohort(size: int, num_clients: int) -> int:
+    if _positive("cohort_size", size) > num_clients:
+        raise ValueError(
+            f"cohort_size must be at most the number of clients, {num_clients}, got {size}."
+        )
+    return size
+
+
+def _mean_metrics(results: list[ClientResult]) -> dict[str, float]:
+    """Return the mean of every client metric, weighted by samples, in the plan's order."""
+    sums: dict[str, float] = {}
+    weights: dict[str, int] = {}
+    for result in results:
+        for name, value in result.metrics.items():
+            sums[name] = sums.get(name, 0.0) + value * result.num_samples
+            weights[name] = weights.get(name, 0) + result.num_samples
+    return {name: sums[name] / weights[name] for name in sums if weights[name]}
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(_num_bytes(entry) for entry in value.values())
+    return 0

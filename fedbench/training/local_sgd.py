@@ -1,0 +1,166 @@
+"""The local training loop: the arithmetic of ``torch.optim.SGD`` without its overheads.
+
+What a typical loop pays for and this one does not: a ``DataLoader`` for each epoch, an optimiser
+object for each client, Python work for each parameter, and a read-back of the loss for each step.
+The operations on the numbers are the same, in the same order, so the bits are those of the plain
+loop (a test compares them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbench.data import ClientData
+from fedbench.training.losses import Loss
+from fedbench.training.parameters import ALIGNMENT
+from fedbench.training.worker_model import WorkerModel
+
+__all__ = ["LocalWork", "local_sgd"]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client does with its data in a round.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the client's data.
+    batch_size : int
+        Samples in a step; the last batch of an epoch may be smaller.
+    lr : float
+        Learning rate.
+    momentum : float
+        Momentum of ``torch.optim.SGD``; its buffers start empty at each participation.
+    weight_decay : float
+        L2 penalty of ``torch.optim.SGD``.
+    """
+
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch_size", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}.")
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not 0.0 <= value < float("inf"):
+                raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
+
+    def steps(self, num_samples: int) -> int:
+        """Return the number of optimiser steps on a client with `num_samples` samples."""
+        return self.epochs * -(-num_samples // self.batch_size)
+
+
+def _batches(data: ClientData, order: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches of one epoch, every one starting at a multiple of 64 bytes.
+
+    One gather for the whole epoch is cheapest. Its slices are aligned only when a batch fills a
+    multiple of 64 bytes; otherwise each batch is gathered into a tensor of its own.
+    """
+    inputs, targets = data.inputs, data.targets
+    row_bytes = inputs[0].numel() * inputs.element_size() if len(inputs) else 0
+    target_bytes = targets[0].numel() * targets.element_size() if len(targets) else 0
+    if batch_size * row_bytes % ALIGNMENT == 0 and batch_size * target_bytes % ALIGNMENT == 0:
+        x, y = inputs.index_select(0, order), targets.index_select(0, order)
+        return list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+    return [
+        (inputs.index_select(0, rows), targets.index_select(0, rows))
+        for rows in order.split(batch_size)
+    ]
+
+
+def local_sgd(
+    model: WorkerModel,
+    data: ClientData,
+    work: LocalWork,
+    loss: Loss,
+    generator: Callable[[int], torch.Generator | None],
+    *,
+    proximal: float = 0.0,
+    anchor: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> float:
+    r"""Run ``work`` on the client's data, changing ``model`` in place.
+
+    Each step is :math:`y \leftarrow y - \eta\,d` with
+    :math:`d = \nabla f(y) + \text{weight\_decay}\,y + \text{proximal}\,(y - \text{anchor}) +
+    \text{correction}`, and with momentum as ``torch.optim.SGD`` defines it. A term whose
+    coefficient is zero is left out, not multiplied by zero.
+
+    Parameters
+    ----------
+    model : WorkerModel
+        Holds the starting point; its flat parameters, shape ``(numel,)``, hold the result.
+    data : ClientData
+        The client's samples.
+    work : LocalWork
+        Epochs, batch size and optimiser settings.
+    loss : Loss
+        The mean loss of a batch.
+    generator : callable
+        ``epoch -> torch.Generator`` that orders the samples of that epoch, or None for the
+        process's global generator.
+    proximal : float
+        Coefficient of the pull towards `anchor`.
+    anchor : torch.Tensor, optional
+        Flat vector, shape ``(numel,)``; needed when `proximal` is not zero.
+    correction : torch.Tensor, optional
+        Flat vector added to every gradient, shape ``(numel,)``.
+
+    Returns
+    -------
+    float
+        Mean of the training loss over all samples that were visited.
+
+    Notes
+    -----
+    With one intra-op thread the result is a function of the arguments alone, the same bits on
+    every backend.
+    """
+    module, parameters = model.module, model.trainable
+    module.train()
+    anchors = model.layout.views(anchor) if proximal and anchor is not None else None
+    corrections = model.layout.views(correction) if correction is not None else None
+    momenta: list[Tensor] | None = None
+    losses: list[Tensor] = []
+    sizes: list[int] = []
+    for epoch in range(work.epochs):
+        order = torch.randperm(len(data.inputs), generator=generator(epoch))
+        for x, y in _batches(data, order, work.batch_size):
+            value = loss.mean(module(x), y)
+            gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
+            losses.append(value.detach())
+            sizes.append(len(x))
+            with torch.no_grad():
+                if work.weight_decay:
+                    torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
+                if anchors is not None:
+                    pull = torch._foreach_sub(parameters, anchors)
+                    torch._foreach_add_(gradients, pull, alpha=proximal)
+                if corrections is not None:
+                    torch._foreach_add_(gradients, corrections)
+                if work.momentum:
+                    if momenta is None:
+                        momenta = [g.clone() for g in gradients]
+                    else:
+                        torch._foreach_mul_(momenta, work.momentum)
+                        torch._foreach_add_(momenta, gradients)
+                    torch._foreach_add_(parameters, momenta, alpha=-work.lr)
+                else:
+                    torch._foreach_add_(parameters, gradients, alpha=-work.lr)
+    if not losses:
+        return 0.0
+    # One read-back for all steps; an exact sum, so that no vector width shows in it.
+    values = torch.stack(losses).tolist()
+    return math.fsum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes)
