@@ -66,7 +66,8 @@ def evaluate_batches(
     training = model.module.training
     model.module.eval()
     sums = EvaluationSums()
-    for x, y in zip(inputs.split(batch_size), targets.split(batch_size), strict=True):
+    batches = zip(torch.split(inputs, batch_size), torch.split(targets, batch_size), strict=True)
+    for x, y in batches:
         # A copy: slices may be aligned differently from one workload to the next.
         outputs = model.module(x.clone())
         sums += EvaluationSums(

@@ -73,10 +73,10 @@ def _batches(data: ClientData, order: Tensor, batch_size: int) -> list[tuple[Ten
     target_bytes = targets[0].numel() * targets.element_size() if len(targets) else 0
     if batch_size * row_bytes % ALIGNMENT == 0 and batch_size * target_bytes % ALIGNMENT == 0:
         x, y = inputs.index_select(0, order), targets.index_select(0, order)
-        return list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+        return list(zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True))
     return [
         (inputs.index_select(0, rows), targets.index_select(0, rows))
-        for rows in order.split(batch_size)
+        for rows in torch.split(order, batch_size)
     ]
 
 

@@ -55,14 +55,14 @@ class WorkerModel:
         Places of the trainable parameters in `flat`.
     flat : torch.Tensor
         The trainable parameters, shape ``(layout.numel,)``. In-place writes change the model.
-    trainable : list of torch.nn.Parameter
+    trainable : list of torch.Tensor
         The trainable parameters in layout order.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.module = model
         self.layout = ParameterLayout.of(model)
-        self.trainable = [p for p in model.parameters() if p.requires_grad]
+        self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.flat = self.layout.zeros()
         with torch.no_grad():
             for parameter, view in zip(self.trainable, self.layout.views(self.flat), strict=True):
