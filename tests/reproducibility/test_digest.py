@@ -195,7 +195,7 @@ def test_dataclasses_enums_and_numpy_scalars():
         ([np.array([object()])], r"state\[0\] must be an array of plain numbers, got dtype object"),
         (
             {"s": torch.eye(2).to_sparse()},
-            r"state\['s'\] must be a dense tensor with values, .* sparse_coo",
+            r"state\['s'\] must be a dense tensor with values, .* torch.sparse_coo",
         ),
         (torch.ones(2, device="meta"), "state must be a dense tensor with values, .* device meta"),
         (len, "state must be .* got builtin_function_or_method"),
