@@ -1,0 +1,252 @@
+"""The columns of the report: one entry per column, in table order, with stable names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedbench.report import statistics
+from fedbench.report.records import Measurement, Report, Sample
+
+__all__ = ["COLUMNS", "Column", "Row", "rows"]
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement beside the one that it is compared with.
+
+    Parameters
+    ----------
+    measurement : Measurement
+        The row's own figures.
+    baseline : Measurement or None
+        `sequential` with one intra-op thread on the same job in the same run, if it ran.
+    promises_equal_bits : bool
+        Whether the final state has to be bitwise that of the baseline.
+    """
+
+    measurement: Measurement
+    baseline: Measurement | None
+    promises_equal_bits: bool
+
+    @property
+    def identical(self) -> bool | None:
+        """Whether the final state is bitwise the baseline's; None if there is none to compare."""
+        mine = self.measurement.digest
+        theirs = self.baseline.digest if self.baseline is not None else None
+        return None if mine is None or theirs is None else mine == theirs
+
+    @property
+    def broken_promise(self) -> bool:
+        """Whether equal bits were promised and not delivered."""
+        return self.promises_equal_bits and self.identical is False
+
+    def speedups(self) -> list[float]:
+        """Return baseline time / own time of each pair of rounds."""
+        if self.baseline is None:
+            return []
+        theirs = [sample.round_s for sample in self.baseline.rounds]
+        return statistics.paired_ratios(theirs, self.round_seconds())
+
+    def round_seconds(self) -> list[float]:
+        """Return the wall seconds of the timed rounds."""
+        return [sample.round_s for sample in self.measurement.rounds]
+
+
+def rows(report: Report) -> list[Row]:
+    """Return the rows of `report` in table order."""
+    return [
+        Row(
+            measurement=measurement,
+            baseline=report.baseline(measurement.configuration),
+            promises_equal_bits=(
+                report.reproducibility == "L1" and measurement.configuration.intraop_threads == 1
+            ),
+        )
+        for measurement in report.measurements
+    ]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Parameters
+    ----------
+    name : str
+        Stable name in every file format.
+    kind : str
+        ``"text"``, ``"integer"``, ``"number"`` or ``"truth"``: the type in files.
+    unit : str
+        Unit of the values, empty for none.
+    description : str
+        One sentence for the documentation and the HTML page.
+    compute : callable
+        Row to value; None where the row has no such figure.
+    rank : int or None
+        Importance in the printed table, 1 first; None keeps the column to the files.
+    label : str
+        Short head in the printed table, where the name is too wide.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    description: str
+    compute: Callable[[Row], Value]
+    rank: int | None = None
+    label: str = ""
+
+    def format(self, value: Any) -> str:
+        """Return `value` as people read it; files keep the full precision instead."""
+        if value is None or value != value:
+            return "-"
+        if self.kind == "truth":
+            return "yes" if value else "no"
+        if self.kind == "number":
+            return significant(float(value))
+        return str(value)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return `value` with `digits` significant digits, without an exponent where readable."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    # From the rounded digits: 9.9999 has the exponent of 10.0.
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    if exponent < -4 or exponent > 8:
+        return f"{value:.{digits - 1}e}"
+    return f"{value:.{max(0, digits - 1 - exponent)}f}"
+
+
+def _phase(name: str) -> Callable[[Row], Value]:
+    def compute(row: Row) -> Value:
+        return statistics.median(
+            [sample.seconds[name] for sample in row.measurement.rounds if name in sample.seconds]
+        )
+
+    return compute
+
+
+def _evaluate_s(row: Row) -> Value:
+    evaluation = row.measurement.evaluation
+    return None if evaluation is None else evaluation.seconds.get("evaluate")
+
+
+def _speedup_bound(position: int) -> Callable[[Row], Value]:
+    def compute(row: Row) -> Value:
+        interval = statistics.bootstrap_interval(row.speedups())
+        return None if interval is None else interval[position]
+
+    return compute
+
+
+def _efficiency(row: Row) -> Value:
+    # Against the baseline's task time: a task's own time grows when workers hinder each other,
+    # which would hide the loss that this figure is to show.
+    if row.baseline is None:
+        return None
+    workers = row.measurement.configuration.workers
+    ideal = [sample.task_s / workers for sample in row.baseline.rounds]
+    return statistics.median(statistics.paired_ratios(ideal, row.round_seconds()))
+
+
+def _overhead_pct(row: Row) -> Value:
+    workers = row.measurement.configuration.workers
+    idle = [
+        100 * (1 - sample.task_s / (workers * sample.round_s))
+        for sample in row.measurement.rounds
+        if sample.round_s > 0
+    ]
+    return statistics.median(idle)
+
+
+def _mean_of_rounds(pick: Callable[[Sample], float | None], scale: float) -> Callable[[Row], Value]:
+    def compute(row: Row) -> Value:
+        values: Sequence[float | None] = [pick(sample) for sample in row.measurement.rounds]
+        known = [value for value in values if value is not None]
+        # The clock of other processes ticks in hundredths of a second: single rounds are too
+        # coarse, and a sum with a hole in it would be wrong.
+        return sum(known) / len(known) / scale if known and len(known) == len(values) else None
+
+    return compute
+
+
+def _peak_mem_mb(row: Row) -> Value:
+    peak = row.measurement.peak_memory_bytes
+    return None if peak is None else peak / 1e6
+
+
+# fmt: off
+COLUMNS: tuple[Column, ...] = (
+    Column("workload", "text", "", "Name of the workload.",
+           lambda row: row.measurement.configuration.workload),
+    Column("algorithm", "text", "", "Name of the federated algorithm.",
+           lambda row: row.measurement.configuration.algorithm),
+    Column("backend", "text", "", "Executor that ran the client tasks.",
+           lambda row: row.measurement.configuration.backend, rank=1),
+    Column("workers", "integer", "", "Workers of the executor.",
+           lambda row: row.measurement.configuration.workers, rank=2),
+    Column("intraop_threads", "integer", "", "Torch's threads inside one operation.",
+           lambda row: row.measurement.configuration.intraop_threads, rank=3, label="threads"),
+    Column("status", "text", "", "'ok', or why the row has no figures.",
+           lambda row: row.measurement.status),
+    Column("clients", "integer", "", "Registered clients.",
+           lambda row: row.measurement.clients),
+    Column("cohort", "integer", "", "Clients that take part in a round.",
+           lambda row: row.measurement.cohort),
+    Column("params", "integer", "", "Parameters of the model.",
+           lambda row: row.measurement.params),
+    Column("rounds", "integer", "", "Timed rounds; warm-up is not counted.",
+           lambda row: len(row.measurement.rounds)),
+    Column("startup_s", "number", "s", "Until the executor is ready, once.",
+           lambda row: row.measurement.startup_s, rank=11),
+    Column("round_s", "number", "s", "Median round without evaluation.",
+           lambda row: statistics.median(row.round_seconds()), rank=4),
+    Column("round_s_iqr", "number", "s", "Interquartile range of the rounds.",
+           lambda row: statistics.interquartile_range(row.round_seconds()), rank=14),
+    Column("speedup", "number", "", "Median of baseline time / own time, paired by round.",
+           lambda row: statistics.median(row.speedups()), rank=5),
+    Column("speedup_low", "number", "", "Lower end of the 95 % bootstrap interval of speedup.",
+           _speedup_bound(0), rank=7, label="low"),
+    Column("speedup_high", "number", "", "Upper end of the 95 % bootstrap interval of speedup.",
+           _speedup_bound(1), rank=8, label="high"),
+    Column("efficiency", "number", "",
+           "Median of the ideal time (baseline's task time / workers) / own time.",
+           _efficiency, rank=9),
+    Column("train_s", "number", "s", "Median time of the training phase.",
+           _phase("train"), rank=15),
+    Column("broadcast_s", "number", "s", "Median time of the broadcast phase.",
+           _phase("broadcast"), rank=16),
+    Column("uplink_s", "number", "s", "Median time of the uplink phase.",
+           _phase("uplink"), rank=17),
+    Column("aggregate_s", "number", "s", "Median time of the aggregation phase.",
+           _phase("aggregate"), rank=18),
+    Column("evaluate_s", "number", "s", "Evaluation of the global model, in a round of its own.",
+           _evaluate_s, rank=19),
+    Column("cpu_s", "number", "s", "Mean CPU time of a round over all processes of the row.",
+           _mean_of_rounds(lambda sample: sample.cpu_s, 1), rank=13),
+    Column("overhead_pct", "number", "%",
+           "Median share of the workers' time that is spent outside client tasks.",
+           _overhead_pct, rank=12, label="overhead%"),
+    Column("peak_mem_mb", "number", "MB (1e6 bytes)",
+           "Largest memory of all processes of the row, shared pages counted once.",
+           _peak_mem_mb, rank=10),
+    Column("uplink_mb", "number", "MB (1e6 bytes)", "Mean bytes sent to the server per round.",
+           _mean_of_rounds(lambda sample: sample.uplink_bytes, 1e6), rank=21),
+    Column("max_abs_diff", "number", "",
+           "Largest absolute difference of the final state from the baseline's.",
+           lambda row: row.measurement.max_abs_diff, rank=20),
+    Column("digest", "text", "", "SHA-256 of the final server state.",
+           lambda row: row.measurement.digest),
+    Column("identical", "truth", "", "Whether the final state is bitwise the baseline's.",
+           lambda row: row.identical, rank=6),
+)
+# fmt: on
+"""Every column, in the order of the files."""

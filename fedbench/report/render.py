@@ -1,0 +1,231 @@
+"""Reports as text and as file contents: the table of formats, one line per suffix."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import io
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from fedbench.registry import missing_extra
+from fedbench.report import statistics
+from fedbench.report.columns import COLUMNS, Column, Row, rows
+from fedbench.report.frames import to_frame
+from fedbench.report.records import Report
+
+__all__ = ["FORMATS", "FRAME_FORMATS", "format_of", "notes", "render_text"]
+
+_MIN_WIDTH = 40
+_FOREIGN_LOAD = 0.1
+_WIDE_SPREAD = 0.25
+
+
+def frame_to_csv(frame: pd.DataFrame) -> bytes:
+    """Return RFC 4180 text: UTF-8, line feeds, digits that read back to the same bits."""
+    return str(frame.to_csv(index=False, lineterminator="\n")).encode("utf-8")
+
+
+def frame_to_markdown(frame: pd.DataFrame) -> bytes:
+    """Return a Markdown table of `frame`, missing values as ``-``."""
+    cells = frame.astype(object).where(frame.notna(), "-")
+    body = [[_markdown_cell(value) for value in row] for row in cells.itertuples(index=False)]
+    return _markdown_table([str(name) for name in frame.columns], body).encode("utf-8")
+
+
+def frame_to_json(frame: pd.DataFrame) -> bytes:
+    """Return a list of one object per row; missing values are null."""
+    text = frame.to_json(orient="records", indent=1, force_ascii=False, double_precision=15)
+    return (str(text) + "\n").encode("utf-8")
+
+
+def frame_to_parquet(frame: pd.DataFrame) -> bytes:
+    """Return a Parquet file; `MissingExtraError` without pyarrow."""
+    stream = io.BytesIO()
+    try:
+        frame.to_parquet(stream, index=False, engine="pyarrow")
+    except ImportError as error:
+        raise missing_extra("the format .parquet", "pyarrow", "parquet") from error
+    return stream.getvalue()
+
+
+FRAME_FORMATS: dict[str, Callable[[pd.DataFrame], bytes]] = {
+    ".csv": frame_to_csv,
+    ".md": frame_to_markdown,
+    ".json": frame_to_json,
+    ".parquet": frame_to_parquet,
+}
+"""Suffix to the function that renders any data frame."""
+
+
+def _report_to_markdown(report: Report) -> bytes:
+    shown = [column for column in COLUMNS if column.name != "digest"]
+    body = [
+        [_markdown_cell(column.format(column.compute(row))) for column in shown]
+        for row in rows(report)
+    ]
+    text = _markdown_table([column.name for column in shown], body)
+    remarks = "".join(f"- {_markdown_cell(note)}\n" for note in notes(report))
+    return (f"{text}\n{remarks}" if remarks else text).encode("utf-8")
+
+
+FORMATS: dict[str, Callable[[Report], bytes]] = {
+    ".csv": lambda report: frame_to_csv(to_frame(report)),
+    ".md": _report_to_markdown,
+    ".json": lambda report: report.to_json().encode("utf-8"),
+    ".parquet": lambda report: frame_to_parquet(to_frame(report)),
+}
+"""Suffix to the function that renders a report."""
+
+
+def format_of(path: str | Path, formats: Iterable[str] = FORMATS) -> str:
+    """Return the suffix of `path` that says how to write it.
+
+    Raises
+    ------
+    ValueError
+        If no format has this suffix; the message lists the known ones.
+    MissingExtraError
+        If the format needs a package that is not installed.
+    """
+    known = list(formats)
+    suffix = Path(path).suffix.lower()
+    if suffix not in known:
+        close = difflib.get_close_matches(suffix, known, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"the file name must end in one of {', '.join(known)}, got {str(path)!r}.{hint}"
+        )
+    if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise missing_extra("the format .parquet", "pyarrow", "parquet")
+    return suffix
+
+
+def notes(report: Report) -> list[str]:
+    """Return what a reader must know beside the figures: failures first, then doubts."""
+    failed, broken, doubts = [], [], []
+    for row in rows(report):
+        measurement = row.measurement
+        name = measurement.configuration
+        if not measurement.ok:
+            failed.append(f"{name}: {measurement.status}")
+        elif row.broken_promise:
+            difference = COLUMNS_BY_NAME["max_abs_diff"].format(measurement.max_abs_diff)
+            broken.append(
+                f"{name}: the final state must be bitwise that of the baseline and is not "
+                f"(largest difference {difference}). Its speedup is not one."
+            )
+        middle = statistics.median(row.round_seconds())
+        spread = statistics.interquartile_range(row.round_seconds())
+        if middle and spread and spread > _WIDE_SPREAD * middle:
+            doubts.append(
+                f"{name}: rounds vary by {spread / middle:.0%} of their median (interquartile "
+                "range). Quiet the machine or raise --rounds before concluding."
+            )
+    return [*failed, *broken, *doubts, *_few_rounds(report), *_foreign_load(report)]
+
+
+def _few_rounds(report: Report) -> list[str]:
+    counts = [len(entry.rounds) for entry in report.measurements if entry.ok]
+    if counts and min(counts) < statistics.MIN_ROUNDS_FOR_INTERVAL:
+        return [
+            f"{min(counts)} timed rounds: intervals are too narrow below "
+            f"{statistics.MIN_ROUNDS_FOR_INTERVAL}. Raise --rounds before concluding."
+        ]
+    return []
+
+
+def _foreign_load(report: Report) -> list[str]:
+    loads = [entry.foreign_load for entry in report.measurements if entry.foreign_load is not None]
+    if loads and max(loads) > _FOREIGN_LOAD:
+        return [
+            f"other programs used up to {max(loads):.0%} of the machine during the timed rounds: "
+            "absolute times are too long and ratios less certain."
+        ]
+    return []
+
+
+def render_text(report: Report, width: int = 80) -> str:
+    """Return the tables for people: one per workload, as wide as fits, and the notes.
+
+    Parameters
+    ----------
+    report : Report
+        What was measured.
+    width : int
+        Columns of the terminal. The most important figures come first; what does not fit is
+        left to the files.
+
+    Returns
+    -------
+    str
+        Text that ends in a line feed.
+    """
+    jobs: dict[tuple[str, str], list[Row]] = {}
+    for row in rows(report):
+        jobs.setdefault(row.measurement.configuration.job, []).append(row)
+    wrap = textwrap.TextWrapper(
+        max(width, _MIN_WIDTH), subsequent_indent="  ", break_on_hyphens=False
+    )
+    parts = [
+        f"{wrap.fill(_heading(table))}\n{_text_table(table, width)}\n" for table in jobs.values()
+    ]
+    remarks = [wrap.fill(f"note: {note}") for note in notes(report)]
+    if remarks:
+        parts.append("\n".join(remarks) + "\n")
+    return "\n".join(parts)
+
+
+def _heading(table: list[Row]) -> str:
+    facts = [table[0].measurement.configuration.algorithm]
+    for row in table:
+        measurement = row.measurement
+        if measurement.ok:
+            facts += [
+                f"{measurement.cohort} of {measurement.clients} clients",
+                f"{measurement.params} parameters",
+                f"{len(measurement.rounds)} rounds",
+            ]
+            break
+    name = table[0].measurement.configuration.workload.replace("\n", " ")
+    return f"{name} ({', '.join(facts)})"
+
+
+def _text_table(table: list[Row], width: int) -> str:
+    ranked = [column for column in COLUMNS if column.rank is not None]
+    ranked.sort(key=lambda column: column.rank or 0)
+    chosen: list[Column] = []
+    text = ""
+    for column in ranked:
+        attempt = sorted([*chosen, column], key=COLUMNS.index)
+        candidate = _pandas_text(table, attempt)
+        if chosen and max(map(len, candidate.splitlines())) > max(width, _MIN_WIDTH):
+            break
+        chosen, text = attempt, candidate
+    return text
+
+
+def _pandas_text(table: list[Row], columns: list[Column]) -> str:
+    frame = pd.DataFrame(
+        {
+            column.label or column.name: [column.format(column.compute(row)) for row in table]
+            for column in columns
+        },
+        dtype=object,
+    )
+    return str(frame.to_string(index=False))
+
+
+COLUMNS_BY_NAME = {column.name: column for column in COLUMNS}
+
+
+def _markdown_cell(value: object) -> str:
+    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _markdown_table(head: list[str], body: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,182 @@
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedbench.report import COLUMNS, to_frame
+from fedbench.report.columns import rows, significant
+
+STABLE = [
+    "workload",
+    "algorithm",
+    "backend",
+    "workers",
+    "intraop_threads",
+    "status",
+    "clients",
+    "cohort",
+    "params",
+    "rounds",
+    "startup_s",
+    "round_s",
+    "round_s_iqr",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "efficiency",
+    "train_s",
+    "broadcast_s",
+    "uplink_s",
+    "aggregate_s",
+    "evaluate_s",
+    "cpu_s",
+    "overhead_pct",
+    "peak_mem_mb",
+    "uplink_mb",
+    "max_abs_diff",
+    "digest",
+    "identical",
+]
+
+
+def test_names_and_order_are_the_stable_ones():
+    assert [column.name for column in COLUMNS] == STABLE
+
+
+def test_every_column_is_described_and_ranks_are_unique():
+    assert all(column.description.endswith(".") for column in COLUMNS)
+    ranks = [column.rank for column in COLUMNS if column.rank is not None]
+    assert sorted(ranks) == list(range(1, len(ranks) + 1))
+
+
+def test_seconds_have_unit_s_and_only_they():
+    for column in COLUMNS:
+        assert (column.unit == "s") == bool(re.search(r"_s(_|$)", column.name))
+
+
+def test_speedup_is_the_median_of_paired_ratios(build):
+    # Unpaired medians would give 3 / 2; the pairs say 2, 1.5, 4.
+    frame = to_frame(
+        build.report(
+            build.measurement("sequential", (2.0, 3.0, 8.0)),
+            build.measurement("threads", (1.0, 2.0, 2.0), workers=2),
+        )
+    )
+    assert frame["speedup"].tolist() == [1.0, 2.0]
+    assert frame["speedup_low"][1] == 1.5
+    assert frame["speedup_high"][1] == 4.0
+
+
+def test_a_slower_backend_has_a_speedup_below_one(build):
+    frame = to_frame(
+        build.report(build.measurement(totals=(1.0,) * 6), build.measurement("ray", (4.0,) * 6))
+    )
+    assert frame["speedup"][1] == 0.25
+
+
+def test_no_baseline_means_no_speedup_never_one(build):
+    frame = to_frame(build.report(build.measurement("threads", (1.0, 1.0), workers=2)))
+    for name in ("speedup", "speedup_low", "speedup_high", "efficiency", "identical"):
+        assert frame[name].isna().all()
+
+
+def test_sequential_with_more_threads_is_no_baseline(build):
+    frame = to_frame(build.report(build.measurement(totals=(1.0, 1.0), intraop_threads=2)))
+    assert frame["speedup"].isna().all()
+
+
+def test_a_failed_baseline_is_no_baseline(build):
+    frame = to_frame(
+        build.report(build.failure("sequential", "broken", workers=1), build.measurement("threads"))
+    )
+    assert frame["speedup"].isna().all()
+
+
+def test_a_baseline_of_another_workload_is_not_used(build):
+    frame = to_frame(build.report(build.measurement(), build.measurement("ray", workload="cnn")))
+    assert frame["speedup"].isna().tolist() == [False, True]
+
+
+def test_efficiency_is_ideal_time_over_own_time(build):
+    # Ideal: 8 s of tasks over 2 workers. The row's own tasks took 12 s as they hindered each other.
+    frame = to_frame(
+        build.report(
+            build.measurement(totals=(10.0, 10.0), task_s=8.0),
+            build.measurement("threads", (8.0, 8.0), workers=2, task_s=12.0),
+        )
+    )
+    assert frame["efficiency"].tolist() == [0.8, 0.5]
+    assert frame["overhead_pct"].tolist() == pytest.approx([20.0, 25.0])
+
+
+def test_zero_times_leave_figures_empty(build):
+    frame = to_frame(build.report(build.measurement(totals=(0.0, 0.0))))
+    assert frame["round_s"].tolist() == [0.0]
+    for name in ("speedup", "efficiency", "overhead_pct"):
+        assert frame[name].isna().all()
+
+
+def test_cpu_time_with_a_hole_is_left_out(build):
+    whole = build.measurement(totals=(1.0, 3.0))
+    partial = build.measurement("threads", (1.0,))
+    hole = partial.rounds[0].__class__(**(vars(partial.rounds[0]) | {"cpu_s": None}))
+    partial = build.measurement("threads", (1.0,), rounds=(partial.rounds[0], hole))
+    assert to_frame(build.report(whole, partial))["cpu_s"].tolist()[0] == 2.0
+    assert pd.isna(to_frame(build.report(whole, partial))["cpu_s"][1])
+
+
+def test_identical_follows_the_digests(build):
+    table = rows(
+        build.report(
+            build.measurement(),
+            build.measurement("threads"),
+            build.measurement("processes", digest="cd" * 32),
+            build.failure("ray", "not installed"),
+        )
+    )
+    assert [row.identical for row in table] == [True, True, False, None]
+    assert [row.broken_promise for row in table] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("level", "threads", "promised"), [("L1", 1, True), ("L1", 2, False), ("L0", 1, False)]
+)
+def test_only_l1_with_the_baselines_threads_promises_equal_bits(build, level, threads, promised):
+    other = build.measurement("threads", digest="cd" * 32, intraop_threads=threads)
+    table = rows(build.report(build.measurement(), other, reproducibility=level))
+    assert table[1].identical is False
+    assert table[1].broken_promise is promised
+
+
+def test_failed_rows_keep_their_names_and_nothing_else(build):
+    frame = to_frame(build.report(build.failure("ray", "ray is not installed")))
+    row = frame.iloc[0]
+    assert row["status"] == "ray is not installed"
+    kept = ["workload", "algorithm", "backend", "workers", "intraop_threads", "status", "rounds"]
+    assert row.drop(kept).isna().all()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1234.5, "1234"),
+        (12.34, "12.3"),
+        (0.99949, "0.999"),
+        (9.999999, "10.0"),
+        (0.001234, "0.00123"),
+        (1.5e-8, "1.50e-08"),
+        (-0.5, "-0.500"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_figures_have_three_significant_digits(value, text):
+    assert significant(value) == text
+
+
+def test_the_column_table_is_the_only_place_that_names_phases():
+    # A new column must need one entry only.
+    source = Path(__file__).parents[2] / "fedbench" / "report"
+    for name in ("frames.py", "render.py"):
+        assert '_s"' not in (source / name).read_text()

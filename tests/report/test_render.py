@@ -1,0 +1,148 @@
+import csv
+import io
+
+import pandas as pd
+import pytest
+
+from fedbench.errors import MissingExtraError
+from fedbench.report import COLUMNS, FORMATS, FRAME_FORMATS, format_of, notes, render_text, to_frame
+
+FLOATS = [column.name for column in COLUMNS if column.kind == "number"]
+HOSTILE = ["a,b", 'say "hi"', "two\nlines", "naïve 表", "=1+1", "pipe|d", "back\\slash", " pad "]
+
+
+@pytest.fixture
+def report(build):
+    return build.report(
+        build.measurement(totals=(0.1, 1 / 3, 0.2)),
+        build.measurement("threads", (0.07, 0.17, 0.1), workers=2),
+        build.failure("ray", "ray is not installed"),
+    )
+
+
+def test_csv_reads_back_exactly(report):
+    content = FORMATS[".csv"](report)
+    assert b"\r" not in content
+    frame = to_frame(report)
+    back = pd.read_csv(io.BytesIO(content))
+    assert list(back.columns) == list(frame.columns)
+    for name in frame.columns:
+        expected, got = frame[name], back[name]
+        assert got.isna().tolist() == expected.isna().tolist()
+        if name not in FLOATS:
+            assert got.dropna().tolist() == expected.dropna().tolist(), name
+    # pandas before 3 reads floats to an ulp only: check the file's own digits.
+    for written, expected in zip(
+        csv.DictReader(io.StringIO(content.decode())), frame.to_dict("records"), strict=True
+    ):
+        for name in FLOATS:
+            assert (float(written[name]) if written[name] else None) == (
+                None if pd.isna(expected[name]) else expected[name]
+            )
+
+
+def test_parquet_reads_back_exactly(report):
+    pytest.importorskip("pyarrow", reason="the extra 'parquet' is not installed")
+    back = pd.read_parquet(io.BytesIO(FORMATS[".parquet"](report)))
+    frame = to_frame(report)
+    assert back["clients"].dtype == "Int64"
+    assert back["identical"].dtype == "boolean"
+    for name in frame.columns:
+        assert back[name].isna().tolist() == frame[name].isna().tolist()
+        assert back[name].dropna().tolist() == frame[name].dropna().tolist(), name
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_survive_csv_and_parquet(build, name):
+    report = build.report(build.measurement(workload=name), build.failure(name, name))
+    back = pd.read_csv(io.BytesIO(FORMATS[".csv"](report)))
+    assert back["workload"].tolist() == [name, "digits"]
+    assert back["backend"][1] == name
+    assert back["status"][1] == name
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_do_not_break_the_markdown_table(build, name):
+    report = build.report(build.measurement(workload=name))
+    head, rule, *body = FORMATS[".md"](report).decode().splitlines()
+    cells = body[0].replace("\\\\", "").replace("\\|", "").count("|")
+    assert head.count("|") == rule.count("|") == cells
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("width", [1, 40, 80, 200])
+def test_the_printed_table_has_one_line_per_row_at_any_width(build, name, width):
+    report = build.report(build.measurement(workload=name), build.measurement("threads"))
+    text = render_text(report, width)
+    assert text.endswith("\n")
+    assert "sequential" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 132, 400])
+def test_the_printed_table_is_never_wider_than_asked(report, width):
+    assert max(map(len, render_text(report, width).splitlines())) <= width
+
+
+def test_a_wider_terminal_shows_more(report):
+    assert "peak_mem_mb" not in render_text(report, 60)
+    assert "aggregate_s" in render_text(report, 400)
+
+
+def test_a_failed_backend_is_a_row_and_a_note(report):
+    text = render_text(report)
+    assert "note: digits/ray (2 workers): ray is not installed" in text
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["sequential", "threads", "ray"]
+
+
+def test_a_broken_promise_is_called_out(build):
+    report = build.report(
+        build.measurement(),
+        build.measurement("threads", digest="cd" * 32, max_abs_diff=1.5e-8),
+    )
+    (note,) = [note for note in notes(report) if "bitwise" in note]
+    assert note.startswith("digits/threads (1 worker)")
+    assert "1.50e-08" in note
+    assert render_text(report).splitlines()[3].endswith(" no")
+
+
+def test_wide_spread_few_rounds_and_foreign_load_are_noted(build):
+    calm = build.report(build.measurement(totals=(1.0,) * 6))
+    assert notes(calm) == []
+    noisy = build.report(build.measurement(totals=(1.0, 2.0, 3.0), foreign_load=0.4))
+    spread, few, load = notes(noisy)
+    assert "vary by 50%" in spread
+    assert few.startswith("3 timed rounds")
+    assert "used up to 40% of the machine" in load
+
+
+@pytest.mark.parametrize("path", ["t.csv", "T.CSV", "a.b/t.md", "x.json"])
+def test_the_suffix_picks_the_format(path):
+    assert format_of(path) == path[path.rindex(".") :].lower()
+
+
+@pytest.mark.parametrize("path", ["t", "t.cvs", "csv", ".csv", "t.csv.gz", ""])
+def test_an_unknown_suffix_lists_the_known_ones(path):
+    with pytest.raises(ValueError, match=r"must end in one of .*\.csv.*, got "):
+        format_of(path)
+
+
+def test_a_close_suffix_is_suggested():
+    with pytest.raises(ValueError, match=r"Did you mean '\.csv'\?"):
+        format_of("t.cvs")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"fedbench-sim\[parquet\]"):
+        format_of("t.parquet")
+
+
+def test_any_frame_can_be_written_in_every_frame_format():
+    frame = pd.DataFrame({"round": [0, 1], "loss": [0.1, None], "name": ["a|b", "ü"]})
+    assert FRAME_FORMATS[".csv"](frame).decode() == "round,loss,name\n0,0.1,a|b\n1,,ü\n"
+    assert FRAME_FORMATS[".md"](frame).decode().splitlines()[2:] == [
+        "| 0 | 0.1 | a\\|b |",
+        "| 1 | - | ü |",
+    ]
+    back = pd.read_json(io.BytesIO(FRAME_FORMATS[".json"](frame)), orient="records")
+    pd.testing.assert_frame_equal(back, frame, check_dtype=False)
