@@ -33,6 +33,24 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
             "fedbench.algorithms.fedprox:FedProx",
             "a pull towards the server model (Li et al., 2020)",
         ),
+        "fedavgm": Entry(
+            "fedbench.algorithms.fedopt:FedAvgM", "server momentum (Hsu et al., 2019)"
+        ),
+        "fedadagrad": Entry(
+            "fedbench.algorithms.fedopt:FedAdagrad", "Adagrad on the server (Reddi et al., 2021)"
+        ),
+        "fedyogi": Entry(
+            "fedbench.algorithms.fedopt:FedYogi", "Yogi on the server (Reddi et al., 2021)"
+        ),
+        "fedadam": Entry(
+            "fedbench.algorithms.fedopt:FedAdam", "Adam on the server (Reddi et al., 2021)"
+        ),
+        "scaffold": Entry(
+            "fedbench.algorithms.scaffold:Scaffold", "control variates (Karimireddy et al., 2020)"
+        ),
+        "feddyn": Entry(
+            "fedbench.algorithms.feddyn:FedDyn", "dynamic regularisation (Acar et al., 2021)"
+        ),
     },
 )
 

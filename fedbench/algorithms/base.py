@@ -14,6 +14,7 @@ Leaving a client out of one phase leaves the other phases as they are.
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ __all__ = [
     "Update",
     "Updates",
     "Weighting",
+    "check_number",
     "check_weighting",
 ]
 
@@ -47,6 +49,33 @@ def check_weighting(value: str) -> None:
     """Raise ``ValueError`` unless `value` is a weighting of updates."""
     if value not in ("samples", "uniform"):
         raise ValueError(f"weighting must be 'samples' or 'uniform', got {value!r}.")
+
+
+def check_number(
+    name: str,
+    value: float,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Raise ``ValueError`` unless `value` is finite and inside the given bounds.
+
+    `low` and `high` belong to the range, `above` and `below` do not.
+    """
+    bounds = [
+        (low, ">=", lambda bound: value >= bound),
+        (above, ">", lambda bound: value > bound),
+        (high, "<=", lambda bound: value <= bound),
+        (below, "<", lambda bound: value < bound),
+    ]
+    wanted = [
+        (f"{sign} {bound:g}", holds(bound)) for bound, sign, holds in bounds if bound is not None
+    ]
+    if not math.isfinite(value) or not all(holds for _, holds in wanted):
+        text = " and ".join(text for text, _ in wanted)
+        raise ValueError(f"{name} must be a finite number {text}, got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,16 @@ class ServerState:
 
     def moved(self, delta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
         """Return the state with ``parameters + delta`` and, where given, new `buffers`."""
+        return self.at(self.model.parameters + delta, buffers)
+
+    def at(self, parameters: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
+        """Return the state with these `parameters` and, where given, new `buffers`."""
         kept = {**self.model.buffers, **(buffers or {})}
-        return dataclasses.replace(self, model=ModelState(self.model.parameters + delta, kept))
+        return dataclasses.replace(self, model=ModelState(parameters, kept))
+
+    def keeping(self, **extra: Any) -> ServerState:
+        """Return the state with these entries of `extra` replaced."""
+        return dataclasses.replace(self, extra={**self.extra, **extra})
 
 
 @dataclass(frozen=True)
@@ -145,6 +182,12 @@ class Client:
         where clients draw from the process's global generator.
     header : mapping of str to object
         The plan's header.
+    received : bool
+        Whether the broadcast was meant for this client; if not, ``down`` is empty.
+    num_clients : int
+        Size of the population.
+    outgoing : dict
+        Scratch space from `train` to `uplink`; gone when the task ends.
     """
 
     client_id: ClientId
@@ -156,16 +199,25 @@ class Client:
     loss: Loss
     generator: Callable[..., torch.Generator | None]
     header: Mapping[str, Any]
+    received: bool
+    num_clients: int
+    outgoing: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
         """Number of training samples of this client."""
         return len(self.data.inputs)
 
-    def train(self, start: ModelState, **terms: Any) -> float:
+    @property
+    def num_steps(self) -> int:
+        """Number of optimiser steps of a call to `train`."""
+        return self.work.steps(self.num_samples)
+
+    def train(self, start: ModelState, *, stream: str = "shuffle", **terms: Any) -> float:
         """Load `start`, run the local epochs from it and return the mean training loss.
 
-        `terms` are the keyword arguments of :func:`fedbench.training.local_sgd`.
+        `stream` names the random stream that orders the samples; `terms` are the keyword
+        arguments of :func:`fedbench.training.local_sgd`.
         """
         self.model.load(start)
         return local_sgd(
@@ -173,7 +225,7 @@ class Client:
             self.data,
             self.work,
             self.loss,
-            lambda epoch: self.generator("shuffle", epoch),
+            lambda epoch: self.generator(stream, epoch),
             **terms,
         )
 
@@ -219,7 +271,9 @@ class Updates:
     def __iter__(self) -> Iterator[tuple[ClientId, Update]]:
         return iter(zip(self.clients, self._updates, strict=True))
 
-    def mean(self, name: str, weighting: Weighting = "samples") -> Any:
+    def mean(
+        self, name: str, weighting: Weighting = "samples", *, total_weight: float | None = None
+    ) -> Any:
         """Return the correctly rounded mean of the entry `name` over the updates.
 
         Parameters
@@ -228,6 +282,9 @@ class Updates:
             Entry of :attr:`Update.tensors`.
         weighting : {"samples", "uniform"}
             Weigh each update by its number of samples, or all alike.
+        total_weight : float, optional
+            Divisor in place of the sum of the weights; the size of the population with
+            ``"uniform"`` gives the mean over all clients in which absent ones count as zero.
 
         Raises
         ------
@@ -235,7 +292,20 @@ class Updates:
             If an update holds NaN or infinity.
         """
         weights = [float(u.num_samples) for u in self._updates] if weighting == "samples" else None
-        return aggregation.mean([u.tensors[name] for u in self._updates], weights)
+        values = [u.tensors[name] for u in self._updates]
+        return aggregation.mean(values, weights, total_weight=total_weight)
+
+    def mean_buffers(
+        self, server: ServerState, weighting: Weighting = "samples"
+    ) -> dict[str, Tensor]:
+        """Return the mean of the buffers over the updates, empty if the model has none.
+
+        Floating entries are averaged, integer ones (``num_batches_tracked``) take the maximum.
+        """
+        if not server.model.buffers:
+            return {}
+        mean: dict[str, Tensor] = self.mean("buffers", weighting)
+        return mean
 
 
 class Algorithm(ABC):
@@ -253,7 +323,7 @@ class Algorithm(ABC):
         """Return the dataclass fields that are the hyperparameters."""
         return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
-    def init_server(self, model: ModelState) -> ServerState:
+    def init_server(self, model: ModelState, num_clients: int) -> ServerState:
         """Return the server state before the first round."""
         return ServerState(model)
 
@@ -283,4 +353,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
-        """Return the server state after the round; at least one update is there."""
+        """Return the server state after a round in which at least one client sent an update."""
+
+    def silent(self, server: ServerState) -> ServerState:
+        """Return the server state after a round in which no client sent anything."""
+        return server

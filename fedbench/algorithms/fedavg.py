@@ -43,8 +43,5 @@ class FedAvg(Algorithm):
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Add the mean update to the model and average the buffers."""
-        has_buffers = bool(server.model.buffers)
-        return server.moved(
-            updates.mean("delta", self.weighting),
-            updates.mean("buffers", self.weighting) if has_buffers else None,
-        )
+        delta = updates.mean("delta", self.weighting)
+        return server.moved(delta, updates.mean_buffers(server, self.weighting))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedbench.algorithms.base import Client
+from fedbench.algorithms.base import Client, check_number
 from fedbench.algorithms.fedavg import FedAvg
 
 __all__ = ["FedProx"]
@@ -34,8 +34,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.mu < float("inf"):
-            raise ValueError(f"mu must be a finite number >= 0, got {self.mu!r}.")
+        check_number("mu", self.mu, low=0.0)
 
     def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
         """Run the local epochs with the proximal term centred at the received model."""

@@ -44,6 +44,7 @@ class ClientItem:
     client_id: int | str
     position: int
     round_index: int
+    receives: bool
     train: bool
     uplink: bool
     state: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +95,10 @@ class ClientTask:
             loss=side.loss,
             generator=generator,
             header=item.header,
+            received=item.receives,
+            num_clients=side.dataset.num_clients,
         )
+        down = down if item.receives else {}
         metrics: Mapping[str, float] = {}
         update: Update | None = None
         with scope:

@@ -8,6 +8,7 @@ executor runs it. A round either succeeds and is committed as a whole, or leaves
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,8 @@ class Simulation:
     workers : int, optional
         Worker count of an owned executor.
     seed : int
-        Root of every random stream: model initialisation, cohorts, clients.
+        Root of the random streams of this run: model initialisation, cohorts, clients. The data
+        and their partition belong to the workload and do not change with it.
     reproducibility : {"L1", "L0"}
         With ``"L1"`` every client task has its own random streams and the results are bitwise
         the same on every backend, worker count and completion order. With ``"L0"`` clients draw
@@ -112,10 +114,11 @@ class Simulation:
             self.dataset.num_clients,
         )
         self._executor, self._owns_executor = _resolve_executor(executor, workers)
+        build_model = functools.partial(self.workload.model, seed=seed)
         self._side = Resident(
             ClientSide(
                 dataset=self.dataset,
-                model=self._build_model,
+                model=build_model,
                 algorithm=self.algorithm,
                 work=LocalWork(
                     epochs=self.workload.local_epochs,
@@ -127,9 +130,11 @@ class Simulation:
                 level=self.level,
             )
         )
-        self._model = WorkerModel(self._build_model())
+        self._model = WorkerModel(build_model())
         self._initial = self._model.state()
-        self.server: ServerState = self.algorithm.init_server(self._model.state())
+        self.server: ServerState = self.algorithm.init_server(
+            self._model.state(), self.dataset.num_clients
+        )
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
         self.history = History()
@@ -268,9 +273,6 @@ class Simulation:
             }
         )
 
-    def _build_model(self) -> Any:
-        return self.workload.model()
-
     def _context(self, index: int) -> RoundContext:
         population = self.dataset.num_clients
 
@@ -284,12 +286,13 @@ class Simulation:
         return RoundContext(index, cohort, population, generator)
 
     def _items(self, index: int, plan: RoundPlan) -> list[ClientItem]:
-        train, uplink = set(plan.train), set(plan.uplink)
+        receives, train, uplink = set(plan.broadcast), set(plan.train), set(plan.uplink)
         return [
             ClientItem(
                 client_id=(client_id := self.dataset.client_ids[position]),
                 position=position,
                 round_index=index,
+                receives=position in receives,
                 train=position in train,
                 uplink=position in uplink,
                 state=self._client_state(client_id),
@@ -311,7 +314,7 @@ class Simulation:
             if result.update is not None
         ]
         if not sent:
-            return self.server
+            return self.algorithm.silent(self.server)
         updates = Updates([client for client, _ in sent], [update for _, update in sent])
         return self.algorithm.aggregate(self.server, updates)
 

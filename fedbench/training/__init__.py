@@ -1,7 +1,7 @@
 """Local work of a client: one model per worker, flat parameters, batches by index."""
 
 from fedbench.training.evaluation import EvaluationSums, evaluate_batches
-from fedbench.training.local_sgd import LocalWork, local_sgd
+from fedbench.training.local_sgd import LocalWork, full_gradient, local_sgd
 from fedbench.training.losses import LOSSES, Loss
 from fedbench.training.parameters import ParameterLayout
 from fedbench.training.worker_model import ModelState, WorkerModel, worker_model
@@ -15,6 +15,7 @@ __all__ = [
     "ParameterLayout",
     "WorkerModel",
     "evaluate_batches",
+    "full_gradient",
     "local_sgd",
     "worker_model",
 ]

@@ -20,7 +20,7 @@ from fedbench.training.losses import Loss
 from fedbench.training.parameters import ALIGNMENT
 from fedbench.training.worker_model import WorkerModel
 
-__all__ = ["LocalWork", "local_sgd"]
+__all__ = ["LocalWork", "full_gradient", "local_sgd"]
 
 
 @dataclass(frozen=True)
@@ -164,3 +164,29 @@ def local_sgd(
     # One read-back for all steps; an exact sum, so that no vector width shows in it.
     values = torch.stack(losses).tolist()
     return math.fsum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes)
+
+
+def full_gradient(
+    model: WorkerModel, data: ClientData, loss: Loss, batch_size: int = 256
+) -> Tensor:
+    """Return the gradient of the mean loss over all of `data` at the model's parameters.
+
+    Draws nothing, and leaves parameters, buffers and the training flag as they were: the forward
+    passes run in evaluation mode.
+
+    Returns
+    -------
+    torch.Tensor
+        Flat vector, shape ``(numel,)``.
+    """
+    training = model.module.training
+    model.module.eval()
+    total = model.layout.zeros()
+    views = model.layout.views(total)
+    order = torch.arange(len(data.inputs))
+    for x, y in _batches(data, order, batch_size):
+        value = loss.mean(model.module(x), y)
+        gradients = torch.autograd.grad(value, model.trainable, materialize_grads=True)
+        torch._foreach_add_(views, list(gradients), alpha=len(x) / len(data.inputs))
+    model.module.train(training)
+    return total
