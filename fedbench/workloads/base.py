@@ -1,0 +1,107 @@
+"""The description of a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fedbench.data import FederatedDataset
+
+__all__ = ["LOSSES", "Workload"]
+
+LOSSES = ("cross_entropy", "mse")
+"""Names of ``torch.nn.functional`` losses that workloads use, averaged over the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """A complete job: what is trained, on what, by which algorithm, how long.
+
+    Change a field with :func:`dataclasses.replace`; the copy is checked again.
+
+    Parameters
+    ----------
+    name : str
+        Name in tables.
+    description : str
+        One line.
+    dataset : callable
+        ``dataset(seed=0)`` returns the :class:`~fedbench.data.FederatedDataset`; the seed
+        determines test split and partition. Picklable (a module-level function or a
+        :func:`functools.partial` of one), like `model`.
+    model : callable
+        ``model(seed=0)`` returns a new ``torch.nn.Module``; the seed determines its initial
+        parameters.
+    cohort_size : int
+        Clients per round, at most the number of clients of the data.
+    rounds : int
+        Default number of rounds.
+    lr : float
+        Learning rate of the clients' SGD.
+    batch_size : int
+        Samples per local step, at most; the last batch of an epoch may be smaller.
+    local_epochs : int
+        Passes over the client's samples per round.
+    loss : {"cross_entropy", "mse"}
+        Loss, averaged over the batch.
+    algorithm : str
+        Name of the algorithm.
+    algorithm_options : mapping
+        Options of the algorithm.
+    eval_every : int
+        Rounds between two evaluations on the test samples; the last round is always evaluated.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a field is not as described.
+    """
+
+    name: str
+    description: str
+    dataset: Callable[..., FederatedDataset]
+    model: Callable[..., nn.Module]
+    cohort_size: int
+    rounds: int
+    lr: float
+    batch_size: int
+    local_epochs: int = 1
+    loss: str = "cross_entropy"
+    algorithm: str = "fedavg"
+    algorithm_options: Mapping[str, Any] = field(default_factory=dict)
+    eval_every: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("name", "algorithm"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{name} must be a non-empty string, got {value!r}. Give a name.")
+        for name in ("dataset", "model"):
+            value = getattr(self, name)
+            if not callable(value):
+                raise TypeError(
+                    f"{name} must be a function of a seed, got {type(value).__name__}. "
+                    f"Pass the function that builds the {name}, not its result."
+                )
+        for name in ("cohort_size", "rounds", "local_epochs", "eval_every", "batch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}. Pass at least 1.")
+        if not isinstance(self.lr, int | float) or not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"lr must be a positive number, got {self.lr!r}. Try 0.1.")
+        if self.loss not in LOSSES:
+            raise ValueError(
+                f"loss must be one of {', '.join(map(repr, LOSSES))}, got {self.loss!r}. "
+                "Choose the one that fits the targets: classes or values."
+            )
+        if not isinstance(self.algorithm_options, Mapping):
+            raise TypeError(
+                "algorithm_options must be a mapping of option names to values, got "
+                f"{type(self.algorithm_options).__name__}. Pass a dict."
+            )
+        # A copy: the caller's dict may change later.
+        object.__setattr__(self, "algorithm_options", dict(self.algorithm_options))
