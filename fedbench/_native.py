@@ -12,3 +12,7 @@ except ImportError as error:  # pragma: no cover - needs a broken build
     raise
 
 __all__ = ["core"]
+
+# A wrong FEDBENCH_ISA or FEDBENCH_NUM_THREADS is told at import, not from inside a kernel.
+core.isa_level()
+core.num_threads()
