@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Make or update the virtual environment .venv: tools/set_up_environment.sh EXTRAS
 #
-# EXTRAS is the list of extras to install beside the package, e.g. "ray,data". Everything is
-# installed under constraints.txt. An environment whose last set-up did not finish is made anew,
+# EXTRAS names the extras whose packages are installed too, e.g. "ray,data". All are installed
+# under constraints.txt. An environment whose last set-up did not finish is made anew,
 # because a package that was half written looks installed to pip.
 set -euo pipefail
 
 extras=$1
 venv=.venv
-unfinished=$venv/.set-up-unfinished
+unfinished=$venv/.set-up-unfinished # exists while packages are being written
+installed=$venv/.installed-requirements
 
 say() { printf '%s\n' "set-up: $*" >&2; }
 die() {
@@ -56,6 +57,12 @@ int main() {}' | $compiler -std=c++20 -x c++ -fsyntax-only - ||
         die "the C++ compiler '$compiler' cannot compile C++20. GCC 11, Clang 14 or newer can; name one in CXX."
 }
 
+# Two set-ups at once would delete each other's files: the later one waits.
+if command -v flock >/dev/null; then
+    exec 9<"$0"
+    flock 9
+fi
+
 python=$(find_python)
 check_tools "$python"
 
@@ -63,12 +70,36 @@ check_tools "$python"
 made_for=$(cat "$venv/.made-for" 2>/dev/null || true)
 if [[ -e $unfinished || $made_for != "$PWD" ]] || ! "$venv/bin/python" -c '' 2>/dev/null; then
     say "making $venv with $("$python" --version)"
+    rm -f "$venv/.made-for"
     "$python" -m venv --clear "$venv"
     printf '%s' "$PWD" >"$venv/.made-for"
 fi
 
-say "installing fedbench-sim[$extras] and what it needs; the first time takes some minutes"
-touch "$unfinished"
-"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
-    -c constraints.txt -e ".[$extras]" >&2
-rm "$unfinished"
+install() { "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" >&2; }
+
+requirements=$(
+    "$venv/bin/python" - "$extras" <<'END'
+import sys, tomllib
+
+with open("pyproject.toml", "rb") as file:
+    settings = tomllib.load(file)
+project = settings["project"]
+lines = {*project["dependencies"], *settings["build-system"]["requires"], "cmake>=3.22", "ninja"}
+for extra in sys.argv[1].split(","):
+    lines.update(project["optional-dependencies"][extra])
+print("\n".join(sorted(lines)))
+END
+)
+wanted=$requirements$'\n'$(sed 's/^/constraint /' constraints.txt)
+if [[ $wanted != "$(cat "$installed" 2>/dev/null || true)" ]]; then
+    say "installing what fedbench needs; the first time takes some minutes"
+    touch "$unfinished"
+    printf '%s\n' "$requirements" >"$venv/requirements.txt"
+    install -c constraints.txt -r "$venv/requirements.txt"
+    printf '%s\n' "$wanted" >"$installed"
+    rm "$unfinished"
+fi
+
+say "building fedbench"
+# Without isolation the build tools above are used, so a rebuild is incremental and needs no network.
+PATH=$PWD/$venv/bin:$PATH install --no-deps --no-build-isolation -e .
