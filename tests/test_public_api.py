@@ -1,0 +1,114 @@
+"""Public names: they exist, they are announced, and every registry entry leads somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedbench
+from fedbench import errors
+from fedbench.registry import Registry
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(fedbench.__path__, "fedbench.")
+    if not module.name.rpartition(".")[2].startswith("_")
+)
+
+
+def test_the_names_of_the_package_are_these() -> None:
+    """A change here is a change of the public interface: say so in the changelog."""
+    assert fedbench.__all__ == [
+        "Executor",
+        "FlatLayout",
+        "History",
+        "Simulation",
+        "__version__",
+        "aggregation",
+        "errors",
+        "make_executor",
+    ]
+
+
+@pytest.mark.parametrize("name", fedbench.__all__)
+def test_every_name_of_the_package_resolves(name: str) -> None:
+    assert getattr(fedbench, name) is not None
+    assert name in dir(fedbench)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Simulator'"):
+        fedbench.Simulator
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_announces_exactly_its_public_names(name: str) -> None:
+    module = importlib.import_module(name)
+    announced = getattr(module, "__all__", None)
+    assert announced is not None, "give the module an __all__"
+    assert sorted(set(announced)) == sorted(announced), "a name is announced twice"
+    for public in announced:
+        assert hasattr(module, public), f"__all__ names {public!r}, which does not exist"
+    defined = {
+        attribute
+        for attribute, value in vars(module).items()
+        if not attribute.startswith("_")
+        and isinstance(value, type | types.FunctionType)
+        and value.__module__ == name
+    }
+    assert defined <= set(announced), "public by name but not announced in __all__"
+
+
+def registries() -> Iterator[tuple[str, Registry[object]]]:
+    seen: set[int] = set()
+    for name in MODULES:
+        for attribute, value in vars(importlib.import_module(name)).items():
+            if isinstance(value, Registry) and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{name}.{attribute}", value
+
+
+REGISTRIES = dict(registries())
+ENTRIES = [(where, key) for where, registry in REGISTRIES.items() for key in registry]
+
+
+def test_the_known_registries_are_found() -> None:
+    kinds = {registry.kind for registry in REGISTRIES.values()}
+    assert {"backend", "algorithm", "workload"} <= kinds
+
+
+@pytest.mark.parametrize(("where", "key"), ENTRIES)
+def test_every_registry_entry_resolves_and_is_described(where: str, key: str) -> None:
+    registry = REGISTRIES[where]
+    assert registry.load(key) is not None
+    summary = registry.entry(key).summary
+    assert summary
+    assert "\n" not in summary
+
+
+@pytest.mark.parametrize(("where", "key"), ENTRIES)
+def test_the_documentation_mentions_every_registry_entry(where: str, key: str) -> None:
+    guide = "\n".join(
+        page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "guide").glob("*.md")
+    )
+    assert re.search(rf"`[^`\n]*{re.escape(key)}[^`\n]*`", guide), f"document {key!r} of {where}"
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_has_a_remedy_in_the_documentation(name: str) -> None:
+    page = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert name in page
+
+
+def test_every_error_class_is_drawn_in_the_tree() -> None:
+    assert errors.__doc__ is not None
+    for name in errors.__all__:
+        assert name in errors.__doc__
+        assert issubclass(getattr(errors, name), errors.FedbenchError)
