@@ -5,6 +5,7 @@ from fedbench.algorithms.base import (
     Client,
     RoundContext,
     RoundPlan,
+    ServerSetup,
     ServerState,
     Update,
     Updates,
@@ -17,6 +18,7 @@ __all__ = [
     "Client",
     "RoundContext",
     "RoundPlan",
+    "ServerSetup",
     "ServerState",
     "Update",
     "Updates",
@@ -51,6 +53,33 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "feddyn": Entry(
             "fedbench.algorithms.feddyn:FedDyn", "dynamic regularisation (Acar et al., 2021)"
         ),
+        "proxskip": Entry(
+            "fedbench.algorithms.proxskip:ProxSkip",
+            "skipped communication (Mishchenko et al., 2022)",
+        ),
+        "fedpd": Entry("fedbench.algorithms.fedpd:FedPD", "primal-dual (Zhang et al., 2021)"),
+        "fedsplit": Entry(
+            "fedbench.algorithms.fedsplit:FedSplit",
+            "operator splitting (Pathak and Wainwright, 2020)",
+        ),
+        "feddr": Entry(
+            "fedbench.algorithms.feddr:FedDR", "Douglas-Rachford splitting (Tran-Dinh et al., 2021)"
+        ),
+        "feddc": Entry("fedbench.algorithms.feddc:FedDC", "drift correction (Gao et al., 2022)"),
+        "ditto": Entry(
+            "fedbench.algorithms.ditto:Ditto", "personal models beside FedAvg (Li et al., 2021)"
+        ),
+        "apfl": Entry(
+            "fedbench.algorithms.apfl:APFL", "mixtures of personal and shared (Deng et al., 2020)"
+        ),
+        "pfedme": Entry(
+            "fedbench.algorithms.pfedme:PFedMe", "Moreau envelopes (Dinh et al., 2020)"
+        ),
+        "pfedmac": Entry(
+            "fedbench.algorithms.pfedme:PFedMac", "sparse personal models (Liu et al., 2021)"
+        ),
+        "ifca": Entry("fedbench.algorithms.ifca:IFCA", "clusters by loss (Ghosh et al., 2020)"),
+        "fpfc": Entry("fedbench.algorithms.fpfc:FPFC", "pairwise fusion (Yu et al., 2022)"),
     },
 )
 

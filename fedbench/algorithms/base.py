@@ -14,18 +14,16 @@ Leaving a client out of one phase leaves the other phases as they are.
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from fedbench import aggregation
-from fedbench.data import ClientData
-from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd
+from fedbench.algorithms.checks import Weighting, check_count, check_number, check_weighting
+from fedbench.algorithms.client import Client, ClientId, ServerState, Update, Updates
+from fedbench.training import ModelState
 
 __all__ = [
     "Algorithm",
@@ -33,78 +31,34 @@ __all__ = [
     "ClientId",
     "RoundContext",
     "RoundPlan",
+    "ServerSetup",
     "ServerState",
     "Update",
     "Updates",
     "Weighting",
+    "check_count",
     "check_number",
     "check_weighting",
 ]
 
-ClientId = int | str
-Weighting = Literal["samples", "uniform"]
-
-
-def check_weighting(value: str) -> None:
-    """Raise ``ValueError`` unless `value` is a weighting of updates."""
-    if value not in ("samples", "uniform"):
-        raise ValueError(f"weighting must be 'samples' or 'uniform', got {value!r}.")
-
-
-def check_number(
-    name: str,
-    value: float,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> None:
-    """Raise ``ValueError`` unless `value` is finite and inside the given bounds.
-
-    `low` and `high` belong to the range, `above` and `below` do not.
-    """
-    bounds = [
-        (low, ">=", lambda bound: value >= bound),
-        (above, ">", lambda bound: value > bound),
-        (high, "<=", lambda bound: value <= bound),
-        (below, "<", lambda bound: value < bound),
-    ]
-    wanted = [
-        (f"{sign} {bound:g}", holds(bound)) for bound, sign, holds in bounds if bound is not None
-    ]
-    if not math.isfinite(value) or not all(holds for _, holds in wanted):
-        text = " and ".join(text for text, _ in wanted)
-        raise ValueError(f"{name} must be a finite number {text}, got {value!r}.")
-
 
 @dataclass(frozen=True)
-class ServerState:
-    """What the server knows between rounds.
+class ServerSetup:
+    """What an algorithm may use to make the server state before the first round.
 
     Attributes
     ----------
     model : ModelState
-        The global model.
-    extra : mapping of str to object
-        Whatever the algorithm keeps beside it (momenta, control variates), as flat tensors.
+        The initial model.
+    num_clients : int
+        Size of the population.
+    generator : callable
+        ``purpose -> torch.Generator``: the server's own stream for that purpose.
     """
 
     model: ModelState
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def moved(self, delta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
-        """Return the state with ``parameters + delta`` and, where given, new `buffers`."""
-        return self.at(self.model.parameters + delta, buffers)
-
-    def at(self, parameters: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
-        """Return the state with these `parameters` and, where given, new `buffers`."""
-        kept = {**self.model.buffers, **(buffers or {})}
-        return dataclasses.replace(self, model=ModelState(parameters, kept))
-
-    def keeping(self, **extra: Any) -> ServerState:
-        """Return the state with these entries of `extra` replaced."""
-        return dataclasses.replace(self, extra={**self.extra, **extra})
+    num_clients: int
+    generator: Callable[[str], torch.Generator]
 
 
 @dataclass(frozen=True)
@@ -157,157 +111,6 @@ class RoundPlan:
         return tuple(dict.fromkeys((*self.broadcast, *self.train, *self.uplink)))
 
 
-@dataclass
-class Client:
-    """One client inside its task: its data, its state, its random streams, the worker's model.
-
-    Attributes
-    ----------
-    client_id : int or str
-        Its identity.
-    round_index : int
-        Number of the round, counted from 0.
-    data : ClientData
-        Its training samples.
-    state : dict
-        Its own state by name, kept between rounds (algorithms that are `stateful`).
-    model : WorkerModel
-        The worker's model; it holds whatever the last task left until `load` is called.
-    work : LocalWork
-        Epochs, batch size and optimiser settings.
-    loss : Loss
-        The loss to minimise.
-    generator : callable
-        ``(purpose, *key) -> torch.Generator`` for this client and round; None at level L0,
-        where clients draw from the process's global generator.
-    header : mapping of str to object
-        The plan's header.
-    received : bool
-        Whether the broadcast was meant for this client; if not, ``down`` is empty.
-    num_clients : int
-        Size of the population.
-    outgoing : dict
-        Scratch space from `train` to `uplink`; gone when the task ends.
-    """
-
-    client_id: ClientId
-    round_index: int
-    data: ClientData
-    state: dict[str, Any]
-    model: WorkerModel
-    work: LocalWork
-    loss: Loss
-    generator: Callable[..., torch.Generator | None]
-    header: Mapping[str, Any]
-    received: bool
-    num_clients: int
-    outgoing: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_samples(self) -> int:
-        """Number of training samples of this client."""
-        return len(self.data.inputs)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of optimiser steps of a call to `train`."""
-        return self.work.steps(self.num_samples)
-
-    def train(self, start: ModelState, *, stream: str = "shuffle", **terms: Any) -> float:
-        """Load `start`, run the local epochs from it and return the mean training loss.
-
-        `stream` names the random stream that orders the samples; `terms` are the keyword
-        arguments of :func:`fedbench.training.local_sgd`.
-        """
-        self.model.load(start)
-        return local_sgd(
-            self.model,
-            self.data,
-            self.work,
-            self.loss,
-            lambda epoch: self.generator(stream, epoch),
-            **terms,
-        )
-
-    def delta(self, start: ModelState) -> Tensor:
-        """Return the model's parameters minus those of `start`, a new flat tensor."""
-        return self.model.flat - start.parameters
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a client sends to the server.
-
-    Attributes
-    ----------
-    num_samples : int
-        Number of training samples behind it.
-    tensors : mapping of str to object
-        Flat tensors, or state dicts of tensors, by name. None may alias anything that lives on.
-    """
-
-    num_samples: int
-    tensors: Mapping[str, Any]
-
-
-class Updates:
-    """The updates of a round, in the plan's order.
-
-    Parameters
-    ----------
-    clients : sequence of (int or str)
-        Identity of each sender.
-    updates : sequence of Update
-        One for each sender.
-    """
-
-    def __init__(self, clients: Sequence[ClientId], updates: Sequence[Update]) -> None:
-        self.clients = tuple(clients)
-        self._updates = tuple(updates)
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-    def __iter__(self) -> Iterator[tuple[ClientId, Update]]:
-        return iter(zip(self.clients, self._updates, strict=True))
-
-    def mean(
-        self, name: str, weighting: Weighting = "samples", *, total_weight: float | None = None
-    ) -> Any:
-        """Return the correctly rounded mean of the entry `name` over the updates.
-
-        Parameters
-        ----------
-        name : str
-            Entry of :attr:`Update.tensors`.
-        weighting : {"samples", "uniform"}
-            Weigh each update by its number of samples, or all alike.
-        total_weight : float, optional
-            Divisor in place of the sum of the weights; the size of the population with
-            ``"uniform"`` gives the mean over all clients in which absent ones count as zero.
-
-        Raises
-        ------
-        NonFiniteError
-            If an update holds NaN or infinity.
-        """
-        weights = [float(u.num_samples) for u in self._updates] if weighting == "samples" else None
-        values = [u.tensors[name] for u in self._updates]
-        return aggregation.mean(values, weights, total_weight=total_weight)
-
-    def mean_buffers(
-        self, server: ServerState, weighting: Weighting = "samples"
-    ) -> dict[str, Tensor]:
-        """Return the mean of the buffers over the updates, empty if the model has none.
-
-        Floating entries are averaged, integer ones (``num_batches_tracked``) take the maximum.
-        """
-        if not server.model.buffers:
-            return {}
-        mean: dict[str, Tensor] = self.mean("buffers", weighting)
-        return mean
-
-
 class Algorithm(ABC):
     """Base of all algorithms; a frozen dataclass whose fields are the hyperparameters.
 
@@ -323,13 +126,17 @@ class Algorithm(ABC):
         """Return the dataclass fields that are the hyperparameters."""
         return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
-    def init_server(self, model: ModelState, num_clients: int) -> ServerState:
+    def init_server(self, setup: ServerSetup) -> ServerState:
         """Return the server state before the first round."""
-        return ServerState(model)
+        return ServerState(setup.model)
 
     def init_client(self, model: ModelState) -> dict[str, Any]:
         """Return the state of a client before it takes part for the first time."""
         return {}
+
+    def selection_round(self, index: int) -> int:
+        """Return the round whose cohort takes part in round `index`; by default its own."""
+        return index
 
     def plan(self, server: ServerState, context: RoundContext) -> RoundPlan:
         """Return who takes part in which phase of the round."""
@@ -338,6 +145,10 @@ class Algorithm(ABC):
     def broadcast(self, server: ServerState, plan: RoundPlan) -> Mapping[str, Any]:
         """Return what the clients of ``plan.broadcast`` receive; read-only for them."""
         return {"model": server.model}
+
+    def broadcast_to(self, server: ServerState, position: int) -> Mapping[str, Any]:
+        """Return what the client at `position` receives beside the common broadcast."""
+        return {}
 
     @abstractmethod
     def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
@@ -354,6 +165,14 @@ class Algorithm(ABC):
     @abstractmethod
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Return the server state after a round in which at least one client sent an update."""
+
+    def evaluated_models(self, server: ServerState) -> Mapping[str, ModelState]:
+        """Return the server's models to evaluate, by the name of the split in the metrics."""
+        return {"test": server.model}
+
+    def personal_model(self, state: Mapping[str, Any]) -> ModelState | None:
+        """Return the client's own model out of its state, None if the algorithm has none."""
+        return None
 
     def silent(self, server: ServerState) -> ServerState:
         """Return the server state after a round in which no client sent anything."""

@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedbench.algorithms.base import Algorithm, Client, ServerState, Updates, check_number
+from fedbench.algorithms.base import (
+    Algorithm,
+    Client,
+    ServerSetup,
+    ServerState,
+    Updates,
+    check_number,
+)
 from fedbench.training import ModelState
 
 __all__ = ["FedDyn"]
@@ -40,10 +47,10 @@ class FedDyn(Algorithm):
     def __post_init__(self) -> None:
         check_number("alpha", self.alpha, above=0.0)
 
-    def init_server(self, model: ModelState, num_clients: int) -> ServerState:
+    def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero correction."""
-        zero = torch.zeros_like(model.parameters)
-        return ServerState(model, {"correction": zero, "num_clients": num_clients})
+        zero = torch.zeros_like(setup.model.parameters)
+        return ServerState(setup.model, {"correction": zero, "num_clients": setup.num_clients})
 
     def init_client(self, model: ModelState) -> dict[str, Any]:
         """Start from a zero gradient memory."""

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.algorithms.base import ServerState, Updates, check_number
+from fedbench.algorithms.base import ServerSetup, ServerState, Updates, check_number
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.training import ModelState
 
 __all__ = ["AdaptiveServer", "FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
 
 
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
-    r"""Server momentum: :math:`m \leftarrow \beta m + \bar\Delta`, :math:`x \leftarrow x + \eta_s m`.
+    r"""Momentum on the server.
 
+    :math:`m \leftarrow \beta m + \bar\Delta`, then :math:`x \leftarrow x + \eta_s m`.
     With ``momentum=0`` and ``server_lr=1`` the bits are those of FedAvg.
 
     Parameters
@@ -48,9 +48,9 @@ class FedAvgM(FedAvg):
         check_number("momentum", self.momentum, low=0.0, below=1.0)
         check_number("server_lr", self.server_lr, above=0.0)
 
-    def init_server(self, model: ModelState, num_clients: int) -> ServerState:
+    def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from zero velocity."""
-        return ServerState(model, {"velocity": torch.zeros_like(model.parameters)})
+        return ServerState(setup.model, {"velocity": torch.zeros_like(setup.model.parameters)})
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Take the mean update into the velocity and step along it."""
@@ -99,13 +99,13 @@ class AdaptiveServer(FedAvg):
         check_number("beta2", self.beta2, low=0.0, high=1.0)
         check_number("tau", self.tau, above=0.0)
 
-    def init_server(self, model: ModelState, num_clients: int) -> ServerState:
+    def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero first moment and a second moment of tau squared."""
         return ServerState(
-            model,
+            setup.model,
             {
-                "first_moment": torch.zeros_like(model.parameters),
-                "second_moment": torch.full_like(model.parameters, self.tau**2),
+                "first_moment": torch.zeros_like(setup.model.parameters),
+                "second_moment": torch.full_like(setup.model.parameters, self.tau**2),
             },
         )
 

@@ -15,6 +15,7 @@ from fedbench.algorithms.base import (
     Algorithm,
     Client,
     RoundPlan,
+    ServerSetup,
     ServerState,
     Update,
     Updates,
@@ -53,10 +54,10 @@ class Scaffold(Algorithm):
         if self.option not in ("I", "II"):
             raise ValueError(f"option must be 'I' or 'II', got {self.option!r}.")
 
-    def init_server(self, model: ModelState, num_clients: int) -> ServerState:
+    def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero server variate."""
-        control = torch.zeros_like(model.parameters)
-        return ServerState(model, {"control": control, "num_clients": num_clients})
+        control = torch.zeros_like(setup.model.parameters)
+        return ServerState(setup.model, {"control": control, "num_clients": setup.num_clients})
 
     def init_client(self, model: ModelState) -> dict[str, Any]:
         """Start from a zero client variate."""

@@ -19,7 +19,14 @@ from fedbench.algorithms import Algorithm, Client, Update
 from fedbench.data import FederatedDataset
 from fedbench.executors import Resident
 from fedbench.reproducibility import generator_scope, torch_generator
-from fedbench.training import EvaluationSums, LocalWork, Loss, evaluate_batches, worker_model
+from fedbench.training import (
+    EvaluationSums,
+    LocalWork,
+    Loss,
+    ModelState,
+    evaluate_batches,
+    worker_model,
+)
 
 __all__ = ["ClientItem", "ClientResult", "ClientSide", "ClientTask", "EvaluationTask"]
 
@@ -49,6 +56,7 @@ class ClientItem:
     uplink: bool
     state: dict[str, Any] = field(default_factory=dict)
     header: Mapping[str, Any] = field(default_factory=dict)
+    private: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class ClientTask:
 
         client = Client(
             client_id=item.client_id,
+            position=item.position,
             round_index=item.round_index,
             data=side.dataset.client(item.position),
             state=dict(item.state),
@@ -98,7 +107,7 @@ class ClientTask:
             received=item.receives,
             num_clients=side.dataset.num_clients,
         )
-        down = down if item.receives else {}
+        down = {**down, **item.private} if item.receives else {}
         metrics: Mapping[str, float] = {}
         update: Update | None = None
         with scope:
@@ -121,16 +130,19 @@ class ClientTask:
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """Evaluates the broadcast model on one chunk of the test set: ``task(broadcast, chunk)``."""
+    """Evaluates a broadcast model on one chunk of the test set: ``task(broadcast, chunk)``."""
 
     side: Resident[ClientSide]
 
-    def __call__(self, down: Mapping[str, Any], chunk: tuple[int, int]) -> EvaluationSums:
-        """Return the sums over the test samples ``chunk[0]`` to ``chunk[1]``."""
+    def __call__(
+        self, models: Mapping[str, ModelState], chunk: tuple[str, int, int]
+    ) -> EvaluationSums:
+        """Return the sums of the model ``chunk[0]`` over a range of the test samples."""
         side = self.side.value
+        split, start, stop = chunk
         model = worker_model(side, side.model)
-        model.load(down["model"])
-        rows = slice(*chunk)
+        model.load(models[split])
+        rows = slice(start, stop)
         dataset = side.dataset
         return evaluate_batches(
             model, dataset.test_inputs[rows], dataset.test_targets[rows], side.loss

@@ -7,10 +7,9 @@ executor runs it. A round either succeeds and is committed as a whole, or leaves
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,12 +18,19 @@ from fedbench.algorithms import (
     Algorithm,
     RoundContext,
     RoundPlan,
+    ServerSetup,
     ServerState,
     Updates,
-    make_algorithm,
 )
-from fedbench.executors import Executor, Resident, make_executor
-from fedbench.reproducibility import check_level, digest, python_random
+from fedbench.executors import Executor, Resident
+from fedbench.reproducibility import check_level, digest, python_random, torch_generator
+from fedbench.simulation.arguments import (
+    checked_cohort,
+    positive,
+    resolve_algorithm,
+    resolve_executor,
+    resolve_workload,
+)
 from fedbench.simulation.client_task import (
     ClientItem,
     ClientResult,
@@ -33,8 +39,9 @@ from fedbench.simulation.client_task import (
     EvaluationTask,
 )
 from fedbench.simulation.history import History, RoundRecord
+from fedbench.simulation.measure import PhaseClock, mean_metrics, num_bytes
 from fedbench.training import LOSSES, EvaluationSums, LocalWork, WorkerModel
-from fedbench.workloads import Workload, load
+from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -104,16 +111,16 @@ class Simulation:
         reproducibility: str = "L1",
         cohort_size: int | None = None,
     ) -> None:
-        self.workload = _resolve_workload(workload)
+        self.workload = resolve_workload(workload)
         self.seed = seed
         self.level = check_level(reproducibility)
-        self.algorithm = _resolve_algorithm(algorithm, self.workload)
+        self.algorithm = resolve_algorithm(algorithm, self.workload)
         self.dataset = self.workload.dataset()
-        self.cohort_size = _checked_cohort(
+        self.cohort_size = checked_cohort(
             self.workload.cohort_size if cohort_size is None else cohort_size,
             self.dataset.num_clients,
         )
-        self._executor, self._owns_executor = _resolve_executor(executor, workers)
+        self._executor, self._owns_executor = resolve_executor(executor, workers)
         build_model = functools.partial(self.workload.model, seed=seed)
         self._side = Resident(
             ClientSide(
@@ -133,7 +140,11 @@ class Simulation:
         self._model = WorkerModel(build_model())
         self._initial = self._model.state()
         self.server: ServerState = self.algorithm.init_server(
-            self._model.state(), self.dataset.num_clients
+            ServerSetup(
+                model=self._model.state(),
+                num_clients=self.dataset.num_clients,
+                generator=functools.partial(torch_generator, seed),
+            )
         )
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
@@ -196,7 +207,7 @@ class Simulation:
         ClientTaskError, WorkerDiedError, NonFiniteError
             If a round fails. It is then not committed: the simulation is as it was before.
         """
-        count = _positive("rounds", self.workload.rounds if rounds is None else rounds)
+        count = positive("rounds", self.workload.rounds if rounds is None else rounds)
         every = self.workload.eval_every if evaluate_every is None else evaluate_every
         for number in range(1, count + 1):
             due = every > 0 and (number % every == 0 or number == count)
@@ -213,7 +224,7 @@ class Simulation:
         evaluate : bool
             Evaluate the server's new model on the test samples.
         """
-        clock = _Clock()
+        clock = PhaseClock()
         index = self.rounds_done
         begin = time.perf_counter()
         with clock("broadcast"):
@@ -230,10 +241,10 @@ class Simulation:
         with clock("aggregate"):
             server = self._aggregate(items, results)
         total = time.perf_counter() - begin
-        metrics = {"train": _mean_metrics(results)}
+        metrics = {"train": mean_metrics(results)}
         if evaluate:
             with clock("evaluate"):
-                metrics["test"] = self._evaluate(server)
+                metrics |= self._evaluate(server)
         record = RoundRecord(
             round=index + 1,
             cohort=tuple(self.dataset.client_ids[position] for position in context.cohort),
@@ -247,13 +258,17 @@ class Simulation:
                 "total": total,
             },
             task_s=sum(result.train_s + result.uplink_s for result in results),
-            uplink_bytes=sum(_num_bytes(r.update.tensors) for r in results if r.update),
+            uplink_bytes=sum(num_bytes(r.update.tensors) for r in results if r.update),
         )
         self._commit(server, items, results, record)
         return record
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the server's present model on the test samples."""
+    def evaluate(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of the server's present model on the test samples, by split.
+
+        Most algorithms have one split, ``"test"``; those with several server models have one
+        for each.
+        """
         return self._evaluate(self.server)
 
     def model_state(self) -> dict[str, Tensor]:
@@ -282,7 +297,8 @@ class Simulation:
         if self.cohort_size == population:
             cohort = tuple(range(population))
         else:
-            cohort = tuple(generator("select").sample(range(population), self.cohort_size))
+            select = python_random(self.seed, "select", self.algorithm.selection_round(index))
+            cohort = tuple(select.sample(range(population), self.cohort_size))
         return RoundContext(index, cohort, population, generator)
 
     def _items(self, index: int, plan: RoundPlan) -> list[ClientItem]:
@@ -297,6 +313,7 @@ class Simulation:
                 uplink=position in uplink,
                 state=self._client_state(client_id),
                 header=plan.header,
+                private=self.algorithm.broadcast_to(self.server, position),
             )
             for position in plan.participants()
         ]
@@ -332,91 +349,18 @@ class Simulation:
         self.rounds_done += 1
         self.history.records.append(record)
 
-    def _evaluate(self, server: ServerState) -> dict[str, float]:
+    def _evaluate(self, server: ServerState) -> dict[str, dict[str, float]]:
+        """Return the metrics of every model that the algorithm evaluates, by split."""
         total = len(self.dataset.test_targets)
+        models = self.algorithm.evaluated_models(server)
         chunks = [
-            (start, min(start + _EVALUATION_CHUNK, total))
+            (split, start, min(start + _EVALUATION_CHUNK, total))
+            for split in models
             for start in range(0, total, _EVALUATION_CHUNK)
         ]
-        sums = self._executor.map(
-            EvaluationTask(self._side), chunks, broadcast={"model": server.model}
-        )
-        return sum(sums, EvaluationSums()).metrics(self._side.value.loss)
-
-
-class _Clock:
-    """Adds up seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def _resolve_workload(workload: str | Workload | Mapping[str, Any]) -> Workload:
-    if isinstance(workload, Workload):
-        return workload
-    if isinstance(workload, str):
-        return load(workload)
-    if isinstance(workload, Mapping):
-        return Workload(**workload)
-    raise TypeError(
-        f"workload must be a name, a Workload or a mapping of its parts, "
-        f"got {type(workload).__name__}. `fedbench list` shows the names."
-    )
-
-
-def _resolve_algorithm(algorithm: str | Algorithm | None, workload: Workload) -> Algorithm:
-    if isinstance(algorithm, Algorithm):
-        return algorithm
-    if algorithm is None or algorithm == workload.algorithm:
-        return make_algorithm(workload.algorithm, **workload.algorithm_options)
-    return make_algorithm(algorithm)
-
-
-def _resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Executor, bool]:
-    if isinstance(executor, str):
-        return make_executor(executor, workers), True
-    if workers is not None:
-        raise ValueError(
-            f"workers must be left out when an executor is given, got {workers!r}. "
-            f"Set it where the executor is made."
-        )
-    return executor, False
-
-
-def _positive(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
-    return value
-
-
-def _checked_cohort(size: int, num_clients: int) -> int:
-    if _positive("cohort_size", size) > num_clients:
-        raise ValueError(
-            f"cohort_size must be at most the number of clients, {num_clients}, got {size}."
-        )
-    return size
-
-
-def _mean_metrics(results: list[ClientResult]) -> dict[str, float]:
-    """Return the mean of every client metric, weighted by samples, in the plan's order."""
-    sums: dict[str, float] = {}
-    weights: dict[str, int] = {}
-    for result in results:
-        for name, value in result.metrics.items():
-            sums[name] = sums.get(name, 0.0) + value * result.num_samples
-            weights[name] = weights.get(name, 0) + result.num_samples
-    return {name: sums[name] / weights[name] for name in sums if weights[name]}
-
-
-def _num_bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(_num_bytes(entry) for entry in value.values())
-    return 0
+        sums = self._executor.map(EvaluationTask(self._side), chunks, broadcast=dict(models))
+        totals = dict.fromkeys(models, EvaluationSums())
+        for (split, _, _), part in zip(chunks, sums, strict=True):
+            totals[split] += part
+        loss = self._side.value.loss
+        return {split: part.metrics(loss) for split, part in totals.items()}

@@ -1,0 +1,216 @@
+"""A client inside its task, what it sends, and what the server knows between rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench import aggregation
+from fedbench.algorithms.checks import Weighting
+from fedbench.data import ClientData
+from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd
+
+__all__ = ["Client", "ClientId", "ServerState", "Update", "Updates"]
+
+ClientId = int | str
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """What the server knows between rounds.
+
+    Attributes
+    ----------
+    model : ModelState
+        The global model.
+    extra : mapping of str to object
+        Whatever the algorithm keeps beside it (momenta, control variates), as flat tensors.
+    """
+
+    model: ModelState
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def moved(self, delta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
+        """Return the state with ``parameters + delta`` and, where given, new `buffers`."""
+        return self.at(self.model.parameters + delta, buffers)
+
+    def at(self, parameters: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
+        """Return the state with these `parameters` and, where given, new `buffers`."""
+        kept = {**self.model.buffers, **(buffers or {})}
+        return dataclasses.replace(self, model=ModelState(parameters, kept))
+
+    def keeping(self, **extra: Any) -> ServerState:
+        """Return the state with these entries of `extra` replaced."""
+        return dataclasses.replace(self, extra={**self.extra, **extra})
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends to the server.
+
+    Attributes
+    ----------
+    num_samples : int
+        Number of training samples behind it.
+    tensors : mapping of str to object
+        Flat tensors, or state dicts of tensors, by name. None may alias anything that lives on.
+    """
+
+    num_samples: int
+    tensors: Mapping[str, Any]
+
+
+@dataclass
+class Client:
+    """One client inside its task: its data, its state, its random streams, the worker's model.
+
+    Attributes
+    ----------
+    client_id : int or str
+        Its identity.
+    position : int
+        Its place in the population.
+    round_index : int
+        Number of the round, counted from 0.
+    data : ClientData
+        Its training samples.
+    state : dict
+        Its own state by name, kept between rounds (algorithms that are `stateful`).
+    model : WorkerModel
+        The worker's model; it holds whatever the last task left until `load` is called.
+    work : LocalWork
+        Epochs, batch size and optimiser settings.
+    loss : Loss
+        The loss to minimise.
+    generator : callable
+        ``(purpose, *key) -> torch.Generator`` for this client and round; None at level L0,
+        where clients draw from the process's global generator.
+    header : mapping of str to object
+        The plan's header.
+    received : bool
+        Whether the broadcast was meant for this client; if not, ``down`` is empty.
+    num_clients : int
+        Size of the population.
+    outgoing : dict
+        Scratch space from `train` to `uplink`; gone when the task ends.
+    """
+
+    client_id: ClientId
+    position: int
+    round_index: int
+    data: ClientData
+    state: dict[str, Any]
+    model: WorkerModel
+    work: LocalWork
+    loss: Loss
+    generator: Callable[..., torch.Generator | None]
+    header: Mapping[str, Any]
+    received: bool
+    num_clients: int
+    outgoing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples of this client."""
+        return len(self.data.inputs)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimiser steps of a call to `train`."""
+        return self.work.steps(self.num_samples)
+
+    def train(self, start: ModelState, *, stream: str = "shuffle", **terms: Any) -> float:
+        """Load `start`, run the local epochs from it and return the mean training loss.
+
+        `stream` names the random stream that orders the samples; `terms` are the keyword
+        arguments of :func:`fedbench.training.local_sgd`.
+        """
+        self.model.load(start)
+        return local_sgd(
+            self.model,
+            self.data,
+            self.work,
+            self.loss,
+            lambda epoch: self.generator(stream, epoch),
+            **terms,
+        )
+
+    def model_update(self) -> Update:
+        """Return an update with the model's present parameters and buffers."""
+        state = self.model.state()
+        tensors: dict[str, Any] = {"parameters": state.parameters}
+        if state.buffers:
+            tensors["buffers"] = state.buffers
+        return Update(self.num_samples, tensors)
+
+    def delta(self, start: ModelState) -> Tensor:
+        """Return the model's parameters minus those of `start`, a new flat tensor."""
+        return self.model.flat - start.parameters
+
+
+class Updates:
+    """The updates of a round, in the plan's order.
+
+    Parameters
+    ----------
+    clients : sequence of (int or str)
+        Identity of each sender.
+    updates : sequence of Update
+        One for each sender.
+    """
+
+    def __init__(self, clients: Sequence[ClientId], updates: Sequence[Update]) -> None:
+        self.clients = tuple(clients)
+        self._updates = tuple(updates)
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    def __iter__(self) -> Iterator[tuple[ClientId, Update]]:
+        return iter(zip(self.clients, self._updates, strict=True))
+
+    def where(self, name: str, value: object) -> Updates:
+        """Return the updates whose entry `name` is `value`, in the same order."""
+        kept = [(client, update) for client, update in self if update.tensors[name] == value]
+        return Updates([client for client, _ in kept], [update for _, update in kept])
+
+    def mean(
+        self, name: str, weighting: Weighting = "samples", *, total_weight: float | None = None
+    ) -> Any:
+        """Return the correctly rounded mean of the entry `name` over the updates.
+
+        Parameters
+        ----------
+        name : str
+            Entry of :attr:`Update.tensors`.
+        weighting : {"samples", "uniform"}
+            Weigh each update by its number of samples, or all alike.
+        total_weight : float, optional
+            Divisor in place of the sum of the weights; the size of the population with
+            ``"uniform"`` gives the mean over all clients in which absent ones count as zero.
+
+        Raises
+        ------
+        NonFiniteError
+            If an update holds NaN or infinity.
+        """
+        weights = [float(u.num_samples) for u in self._updates] if weighting == "samples" else None
+        values = [u.tensors[name] for u in self._updates]
+        return aggregation.mean(values, weights, total_weight=total_weight)
+
+    def mean_buffers(
+        self, server: ServerState, weighting: Weighting = "samples"
+    ) -> dict[str, Tensor]:
+        """Return the mean of the buffers over the updates, empty if the model has none.
+
+        Floating entries are averaged, integer ones (``num_batches_tracked``) take the maximum.
+        """
+        if not server.model.buffers:
+            return {}
+        mean: dict[str, Tensor] = self.mean("buffers", weighting)
+        return mean

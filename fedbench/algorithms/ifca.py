@@ -1,0 +1,118 @@
+"""IFCA: Ghosh, Chung, Yin and Ramchandran, *An Efficient Framework for Clustered Federated
+Learning*, NeurIPS 2020, algorithm 1 with model averaging (arXiv:2006.04088).
+"""  # noqa: D205
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedbench.algorithms.base import (
+    Algorithm,
+    Client,
+    RoundPlan,
+    ServerSetup,
+    ServerState,
+    Update,
+    Updates,
+    Weighting,
+    check_count,
+    check_number,
+    check_weighting,
+)
+from fedbench.training import ModelState, evaluate_batches
+
+__all__ = ["IFCA"]
+
+
+@dataclass(frozen=True)
+class IFCA(Algorithm):
+    """Each client joins the cluster whose model fits its data best and trains that model.
+
+    A client evaluates all centres on its own data (in evaluation mode, drawing nothing), takes
+    the one with the smallest loss, the first among equals, and trains from it. The server adds to
+    each centre the mean change of the clients that chose it; a centre that nobody chose stays.
+    With one cluster the bits are those of FedAvg.
+
+    Parameters
+    ----------
+    clusters : int
+        Number of centres.
+    spread : float
+        Standard deviation of the noise that tells the initial centres apart; the first one is the
+        initial model itself.
+    weighting : {"samples", "uniform"}
+        Weight of a client's update within its cluster.
+    """
+
+    stateful: ClassVar[bool] = True
+
+    clusters: int = 2
+    spread: float = 0.1
+    weighting: Weighting = "samples"
+
+    def __post_init__(self) -> None:
+        check_count("clusters", self.clusters)
+        check_number("spread", self.spread, low=0.0)
+        check_weighting(self.weighting)
+
+    def init_server(self, setup: ServerSetup) -> ServerState:
+        """Make the centres: the initial model, and perturbed copies of it."""
+        generator = setup.generator("init-server")
+        first = setup.model
+        others = [
+            ModelState(
+                first.parameters
+                + self.spread
+                * torch.randn(
+                    first.parameters.shape, generator=generator, dtype=first.parameters.dtype
+                ),
+                first.buffers,
+            )
+            for _ in range(self.clusters - 1)
+        ]
+        return ServerState(first, {"centers": [first, *others]})
+
+    def init_client(self, model: ModelState) -> dict[str, Any]:
+        """Start outside of all clusters."""
+        return {"cluster": -1}
+
+    def broadcast(self, server: ServerState, plan: RoundPlan) -> Mapping[str, Any]:
+        """Send all centres."""
+        return {"centers": server.extra["centers"]}
+
+    def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
+        """Choose the centre with the smallest loss and train from it."""
+        losses = []
+        for center in down["centers"]:
+            client.model.load(center)
+            losses.append(evaluate_batches(client.model, *client.data, client.loss).loss)
+        chosen = losses.index(min(losses))
+        client.state["cluster"] = chosen
+        return {"loss": client.train(down["centers"][chosen])}
+
+    def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
+        """Send the change of the chosen centre."""
+        chosen: int = client.state["cluster"]
+        sent = super().uplink(client, {"model": down["centers"][chosen]})
+        return Update(sent.num_samples, {**sent.tensors, "cluster": chosen})
+
+    def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
+        """Move every centre by the mean change of its clients."""
+        centers: list[ModelState] = list(server.extra["centers"])
+        for index, center in enumerate(centers):
+            members = updates.where("cluster", index)
+            if members:
+                moved = ServerState(center).moved(
+                    members.mean("delta", self.weighting),
+                    members.mean_buffers(server, self.weighting),
+                )
+                centers[index] = moved.model
+        return ServerState(centers[0], {"centers": centers})
+
+    def evaluated_models(self, server: ServerState) -> Mapping[str, ModelState]:
+        """Return every centre."""
+        return {f"test-cluster-{i}": center for i, center in enumerate(server.extra["centers"])}

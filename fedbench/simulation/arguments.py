@@ -1,0 +1,69 @@
+"""What a user may pass to a simulation, made definite or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedbench.algorithms import Algorithm, make_algorithm
+from fedbench.executors import Executor, make_executor
+from fedbench.workloads import Workload, load
+
+__all__ = [
+    "checked_cohort",
+    "positive",
+    "resolve_algorithm",
+    "resolve_executor",
+    "resolve_workload",
+]
+
+
+def resolve_workload(workload: str | Workload | Mapping[str, Any]) -> Workload:
+    """Return the workload that a name, a workload or a mapping of parts stands for."""
+    if isinstance(workload, Workload):
+        return workload
+    if isinstance(workload, str):
+        return load(workload)
+    if isinstance(workload, Mapping):
+        return Workload(**workload)
+    raise TypeError(
+        f"workload must be a name, a Workload or a mapping of its parts, "
+        f"got {type(workload).__name__}. `fedbench list` shows the names."
+    )
+
+
+def resolve_algorithm(algorithm: str | Algorithm | None, workload: Workload) -> Algorithm:
+    """Return the algorithm that was asked for, the workload's own if none was."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if algorithm is None or algorithm == workload.algorithm:
+        return make_algorithm(workload.algorithm, **workload.algorithm_options)
+    return make_algorithm(algorithm)
+
+
+def resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Executor, bool]:
+    """Return the executor and whether it was made here, and so has to be closed here."""
+    if isinstance(executor, str):
+        return make_executor(executor, workers), True
+    if workers is not None:
+        raise ValueError(
+            f"workers must be left out when an executor is given, got {workers!r}. "
+            f"Set it where the executor is made."
+        )
+    return executor, False
+
+
+def positive(name: str, value: int) -> int:
+    """Return `value` if it is an integer of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    return value
+
+
+def checked_cohort(size: int, num_clients: int) -> int:
+    """Return `size` if a cohort may have it."""
+    if positive("cohort_size", size) > num_clients:
+        raise ValueError(
+            f"cohort_size must be at most the number of clients, {num_clients}, got {size}."
+        )
+    return size
