@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import version as distribution_version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "fedbench"
 author = "The fedbench developers"
@@ -10,13 +14,14 @@ project_copyright = "The fedbench developers"
 release = version = distribution_version("fedbench-sim")
 
 extensions = [
+    "fedbench_tables",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_ext"]
 language = "en"
 
 # Broken references are errors, those into other projects excepted: the build needs no network,
