@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import math
 import os
 import platform
 import shutil
@@ -13,22 +12,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fedbench.executors.resources import available_cpus
 from fedbench.registry import DISTRIBUTION
 
 __all__ = [
-    "affinity_cores",
-    "available_cores",
-    "cgroup_cores",
+    "cpu_features",
     "cpu_model",
     "describe_environment",
+    "memory_bytes",
     "package_version",
+    "python_version",
     "shared_memory",
     "source_commit",
 ]
 
 _VERSIONED = ("torch", "numpy", "pandas", "ray", "scikit-learn", "mlxtend")
-_CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
-_CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
 
 
 def package_version(distribution: str) -> str | None:
@@ -37,35 +35,6 @@ def package_version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def affinity_cores() -> int:
-    """Return how many logical cores this process may be scheduled on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def cgroup_cores() -> float | None:
-    """Return the CPU quota of the control group in cores, or None when there is no limit."""
-    try:
-        if _CGROUP_V2.exists():
-            quota, period = _CGROUP_V2.read_text().split()
-        else:
-            quota = (_CGROUP_V1 / "cpu.cfs_quota_us").read_text().strip()
-            period = (_CGROUP_V1 / "cpu.cfs_period_us").read_text().strip()
-    except (OSError, ValueError):
-        return None
-    if quota == "max" or int(quota) <= 0:
-        return None
-    return int(quota) / int(period)
-
-
-def available_cores() -> int:
-    """Return the cores that this process can keep busy: affinity, capped by the quota."""
-    quota = cgroup_cores()
-    cores = affinity_cores()
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def cpu_model() -> str:
@@ -94,6 +63,12 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def python_version() -> str:
+    """Return the interpreter's version, with its build where that matters."""
+    build = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else " (no GIL)"
+    return f"{platform.python_version()}{build}"
 
 
 def source_commit() -> str | None:
@@ -137,12 +112,12 @@ def describe_environment() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cpu_features": cpu_features(),
         "cores_logical": os.cpu_count(),
-        "cores_available": available_cores(),
+        "cores_available": available_cpus(),
         "memory_bytes": memory_bytes(),
         "system": platform.system(),
         "release": platform.release(),
         "machine": platform.machine(),
-        "python": platform.python_version(),
+        "python": python_version(),
         "implementation": sys.implementation.name,
         "fedbench": package_version(DISTRIBUTION),
         "commit": source_commit(),

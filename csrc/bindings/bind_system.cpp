@@ -13,7 +13,21 @@ namespace py = pybind11;
 
 namespace fedbench::bindings {
 
+namespace {
+
+#if defined(__clang__)
+constexpr const char* kCompiler = "clang " __clang_version__;
+#elif defined(__GNUC__)
+constexpr const char* kCompiler = "gcc " __VERSION__;
+#else
+constexpr const char* kCompiler = "an unknown compiler";
+#endif
+
+}  // namespace
+
 void bind_system(py::module_& m) {
+    m.def(
+        "compiler", [] { return kCompiler; }, "Name and version of the compiler that built this.");
     m.def(
         "cpu_features", [] { return cpu_features(); },
         "Names of the instruction sets this processor offers that a kernel may use.");

@@ -10,7 +10,7 @@ from typing import Any
 from fedbench.report import statistics
 from fedbench.report.records import Measurement, Report, Sample
 
-__all__ = ["COLUMNS", "Column", "Row", "rows"]
+__all__ = ["COLUMNS", "Column", "Row", "rows", "succeeded"]
 
 Value = str | int | float | bool | None
 
@@ -69,6 +69,13 @@ def rows(report: Report) -> list[Row]:
         )
         for measurement in report.measurements
     ]
+
+
+def succeeded(report: Report) -> bool:
+    """Return whether something ran and every promise of equal bits was kept."""
+    return any(entry.ok for entry in report.measurements) and not any(
+        row.broken_promise for row in rows(report)
+    )
 
 
 @dataclass(frozen=True)
@@ -132,11 +139,6 @@ def _phase(name: str) -> Callable[[Row], Value]:
         )
 
     return compute
-
-
-def _evaluate_s(row: Row) -> Value:
-    evaluation = row.measurement.evaluation
-    return None if evaluation is None else evaluation.seconds.get("evaluate")
 
 
 def _speedup_bound(position: int) -> Callable[[Row], Value]:
@@ -220,16 +222,16 @@ COLUMNS: tuple[Column, ...] = (
     Column("efficiency", "number", "",
            "Median of the ideal time (baseline's task time / workers) / own time.",
            _efficiency, rank=9),
-    Column("train_s", "number", "s", "Median time of the training phase.",
+    Column("train_s", "number", "s", "Median time of local training, summed over the clients.",
            _phase("train"), rank=15),
-    Column("broadcast_s", "number", "s", "Median time of the broadcast phase.",
+    Column("broadcast_s", "number", "s", "Median time of planning a round and its broadcast.",
            _phase("broadcast"), rank=16),
-    Column("uplink_s", "number", "s", "Median time of the uplink phase.",
+    Column("uplink_s", "number", "s", "Median time of making the updates, summed over the clients.",
            _phase("uplink"), rank=17),
-    Column("aggregate_s", "number", "s", "Median time of the aggregation phase.",
+    Column("aggregate_s", "number", "s", "Median time of aggregating the updates on the server.",
            _phase("aggregate"), rank=18),
-    Column("evaluate_s", "number", "s", "Evaluation of the global model, in a round of its own.",
-           _evaluate_s, rank=19),
+    Column("evaluate_s", "number", "s", "Evaluation of the final model, apart from the rounds.",
+           lambda row: row.measurement.evaluate_s, rank=19),
     Column("cpu_s", "number", "s", "Mean CPU time of a round over all processes of the row.",
            _mean_of_rounds(lambda sample: sample.cpu_s, 1), rank=13),
     Column("overhead_pct", "number", "%",

@@ -65,15 +65,14 @@ class Sample:
     round : int
         Index of the round in its simulation.
     seconds : mapping of str to float
-        Wall seconds by phase; ``total`` is the round without its evaluation.
+        Seconds by phase. What happens inside client tasks is summed over the clients; ``total``
+        is the wall time of the round, which has no evaluation.
     task_s : float
         Wall seconds inside client tasks, summed over the tasks.
     cpu_s : float or None
         CPU seconds (user and system) of the configuration's processes during the round.
     uplink_bytes : int
         Bytes that the clients sent to the server.
-    metrics : mapping of str to float
-        Result of the evaluation, empty when the round had none.
     """
 
     round: int
@@ -81,11 +80,10 @@ class Sample:
     task_s: float
     cpu_s: float | None
     uplink_bytes: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def round_s(self) -> float:
-        """Wall seconds of the round without its evaluation."""
+        """Wall seconds of the round."""
         return self.seconds["total"]
 
 
@@ -105,8 +103,10 @@ class Measurement:
         Wall seconds until the executor was ready for work.
     warmup, rounds : tuple of Sample
         Rounds before the steady state, and the rounds that the statistics are made from.
-    evaluation : Sample or None
-        The last round, run apart, with an evaluation of the global model.
+    evaluate_s : float or None
+        Wall seconds of evaluating the final model, apart from the rounds.
+    metrics : mapping of str to float
+        What that evaluation found.
     peak_memory_bytes : int or None
         Largest memory seen during the rounds that are not timed.
     digest : str or None
@@ -127,7 +127,8 @@ class Measurement:
     startup_s: float | None = None
     warmup: tuple[Sample, ...] = ()
     rounds: tuple[Sample, ...] = ()
-    evaluation: Sample | None = None
+    evaluate_s: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     digest: str | None = None
     max_abs_diff: float | None = None
@@ -235,8 +236,6 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
     values["configuration"] = Configuration(**values["configuration"])
     for name in ("warmup", "rounds"):
         values[name] = tuple(Sample(**sample) for sample in values[name])
-    if values["evaluation"] is not None:
-        values["evaluation"] = Sample(**values["evaluation"])
     return Measurement(**values)
 
 

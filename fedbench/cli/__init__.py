@@ -1,0 +1,177 @@
+"""The command ``fedbench``: names of commands, errors and exit codes.
+
+Exit codes: 0 done, 1 failed, 2 used wrongly (a wrong option, a file that cannot be written),
+130 interrupted. An error is one line on stderr. Results go to stdout, everything else to stderr.
+
+Every command is a module of its own, imported when it is used, so that ``--help`` and
+``--version`` are quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import click
+
+from fedbench.errors import FedbenchError, OutputError
+
+__all__ = ["COMMANDS", "main"]
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives, and its line in the help text."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "report": Command(
+        "fedbench.cli.report:report", "Measure workloads over backends; print the speedup table."
+    ),
+    "run": Command("fedbench.cli.run:run", "Run one simulation and print its metrics."),
+    "list": Command(
+        "fedbench.cli.list:list_names", "List workloads, algorithms, backends, models, ..."
+    ),
+    "doctor": Command(
+        "fedbench.cli.doctor:doctor", "Check this machine: cores, memory, optional packages."
+    ),
+}
+"""Name to command, in the order of the help text."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in table order."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command, None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say which one may have been meant."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"the command must be one of {', '.join(COMMANDS)}, got {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command list from the table, without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from fedbench import __version__
+
+        click.echo(f"fedbench {__version__}")
+        ctx.exit()
+
+
+EPILOG = """\b
+Examples:
+  fedbench report                      the speedup table of this machine
+  fedbench report --out table.csv      ... and as a file (.csv .md .json .parquet)
+  fedbench report --preset smoke       a first look, in seconds
+  fedbench run --workload digits-mlp --backend processes --workers 2
+  fedbench list                        what there is to choose from
+  fedbench doctor                      is this machine set up well?
+
+`fedbench COMMAND --help` explains a command.
+"""
+
+
+@click.group(
+    cls=LazyGroup,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=False,
+    invoke_without_command=True,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Federated-learning simulation with the same bits on every backend, measured.
+
+    A simulation trains one model on the data of many clients: in every round the server
+    broadcasts its parameters to a cohort, the clients train locally, and the server aggregates
+    what they send back. fedbench runs the clients on threads, processes or Ray and checks that
+    the result is bitwise that of the sequential loop.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Words after ``fedbench``; those of the process by default.
+    """
+    _survive_narrow_encodings()
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = cli.main(
+            None if arguments is None else list(arguments),
+            prog_name="fedbench",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "fedbench"
+        return _complain(path, f"{error.format_message()} Try '{path} --help'.", EXIT_USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return _complain("fedbench", "interrupted.", EXIT_INTERRUPTED)
+    except OutputError as error:
+        return _complain("fedbench", str(error), EXIT_USAGE)
+    except FedbenchError as error:
+        return _complain("fedbench", str(error), EXIT_FAILURE)
+    return code if isinstance(code, int) else 0
+
+
+def _complain(command: str, message: str, code: int) -> int:
+    click.echo(f"{command}: error: {' '.join(message.split())}", err=True)
+    return code
+
+
+def _survive_narrow_encodings() -> None:
+    # A table must not be lost because a name in it has no character in the terminal's encoding.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(ValueError, OSError):
+                stream.reconfigure(errors="backslashreplace")

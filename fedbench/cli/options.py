@@ -1,0 +1,80 @@
+"""What several commands share: options that take many values, errors, files, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fedbench.report.driver import Progress
+
+__all__ = ["ListCommand", "progress_bar", "terminal_width", "usage_errors"]
+
+
+class ListCommand(click.Command):
+    """A command whose repeatable options also take several values at once.
+
+    ``--workers 1 2 4`` stands for ``--workers 1 --workers 2 --workers 4``. That is clear without
+    ambiguity only in a command without positional arguments.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the option before every value but the first, then parse as usual."""
+        many = {
+            name
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and parameter.multiple
+            for name in parameter.opts
+        }
+        expanded: list[str] = []
+        option, needs_value = "", False
+        for word in args:
+            if needs_value:
+                needs_value = False
+            elif word.startswith("-") and len(word) > 1:
+                name, equals, _ = word.partition("=")
+                option = name if name in many else ""
+                needs_value = bool(option) and not equals
+            elif option:
+                expanded.append(option)
+            expanded.append(word)
+        return super().parse_args(ctx, expanded)
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn refused arguments into usage errors: one line, exit code 2."""
+    try:
+        yield
+    except (ValueError, TypeError, ImportError) as error:
+        raise click.UsageError(str(error), click.get_current_context()) from error
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, 80 where there is none; ``COLUMNS`` overrides."""
+    return shutil.get_terminal_size(fallback=(80, 24)).columns
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[Progress], None] | None]:
+    """Give a listener that draws a bar on stderr, None where stderr is not a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=_BAR) as bar:
+        yield lambda progress: _draw(bar, progress)
+
+
+_BAR = "{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {desc}"
+
+
+def _draw(bar: Any, progress: Progress) -> None:
+    bar.total, bar.n = progress.total, progress.done
+    bar.set_description_str(progress.message)

@@ -1,0 +1,156 @@
+"""``fedbench report``."""
+
+from __future__ import annotations
+
+import click
+
+from fedbench.cli.options import ListCommand, progress_bar, terminal_width, usage_errors
+
+__all__ = ["report"]
+
+EPILOG = """\b
+Examples:
+  fedbench report --out table.csv
+  fedbench report --workload digits-mlp --workers 1 2 4
+  fedbench report --backend sequential processes
+  fedbench report --preset full --out table.csv --out table.md --out raw.json
+  fedbench report --workload digits-logreg --algorithm fedavg scaffold
+
+\b
+How to read the table:
+  round_s     median seconds of a round
+  speedup     baseline time / own time, paired by round; low and high bound it
+  efficiency  of the workers' time, the part that an ideal backend would need
+  identical   whether the final state is bitwise that of the baseline
+The baseline is `sequential` with one torch thread. The files have more columns
+than fit on the screen, at full precision; .json has the raw samples and the
+machine.
+
+\b
+Exit codes:
+  0  every row that promises the baseline's bits has them
+  1  one does not, or nothing could run (one backend that cannot is a note)
+  2  wrong option, or a file that cannot be written
+"""
+
+
+@click.command(cls=ListCommand, epilog=EPILOG)
+@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="What to run; see `fedbench list`.")
+@click.option(
+    "--algorithm",
+    "algorithms",
+    multiple=True,
+    metavar="NAME",
+    help="Federated algorithms instead of each workload's own.",
+)
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="NAME",
+    help="Backends to compare; all by default. Keep `sequential`, the baseline, among them.",
+)
+@click.option(
+    "--workers",
+    multiple=True,
+    type=int,
+    metavar="N",
+    help="Worker counts of the parallel backends; the number of cores by default.",
+)
+@click.option("--rounds", type=int, metavar="N", help="Timed rounds per row.")
+@click.option(
+    "--preset",
+    default="default",
+    show_default=True,
+    metavar="NAME",
+    help="smoke (seconds), default (minutes) or full (narrow intervals); other options override.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all simulations.")
+@click.option(
+    "--reproducibility",
+    default="L1",
+    show_default=True,
+    metavar="LEVEL",
+    help="L1 promises equal bits on all backends, L0 does not.",
+)
+@click.option(
+    "--timeout",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest time for one step of one row; a row that takes longer is stopped.",
+)
+@click.option(
+    "--out",
+    "targets",
+    multiple=True,
+    metavar="FILE",
+    help="Write the table: .csv .md .json .parquet. A file that exists is replaced.",
+)
+def report(
+    workloads: tuple[str, ...],
+    algorithms: tuple[str, ...],
+    backends: tuple[str, ...],
+    workers: tuple[int, ...],
+    rounds: int | None,
+    preset: str,
+    seed: int,
+    reproducibility: str,
+    timeout: float,
+    targets: tuple[str, ...],
+) -> int:
+    """Measure workloads over backends and print the speedup table.
+
+    Each row runs in a process of its own; rounds of all rows take turns, so that a change of the
+    machine's speed hits all alike. Progress is shown on stderr, the table on stdout.
+    """
+    with usage_errors():
+        from fedbench.report import FORMATS, check_writable, format_of
+
+        formats = {target: format_of(target) for target in targets}
+    for target in targets:
+        check_writable(target)
+    with usage_errors():
+        from fedbench.executors import EXECUTORS
+        from fedbench.report import (
+            Settings,
+            default_worker_counts,
+            find_preset,
+            measure,
+            render_text,
+            succeeded,
+        )
+
+        chosen = find_preset(preset)
+        settings = Settings(
+            workloads=workloads or chosen.workloads,
+            algorithms=algorithms,
+            rounds=chosen.rounds if rounds is None else rounds,
+            seed=seed,
+            reproducibility=reproducibility,
+            timeout_s=timeout,
+            backends=backends or EXECUTORS.names(),
+            workers=workers or default_worker_counts(),
+        )
+    with progress_bar() as listener:
+        result = measure(settings, on_progress=listener)
+    click.echo(render_text(result, terminal_width()), nl=False)
+    write_files({target: FORMATS[suffix](result) for target, suffix in formats.items()})
+    return 0 if succeeded(result) else 1
+
+
+def write_files(contents: dict[str, bytes]) -> None:
+    """Write every file and say so; the first failure is raised when all have been tried."""
+    from fedbench.errors import OutputError
+    from fedbench.report import write_atomically
+
+    failures: list[OutputError] = []
+    for target, content in contents.items():
+        try:
+            write_atomically(target, content)
+            click.echo(f"wrote {target}", err=True)
+        except OutputError as error:
+            failures.append(error)
+    if failures:
+        raise OutputError(" ".join(map(str, failures)))

@@ -1,0 +1,305 @@
+"""Measuring configurations side by side, so that drift of the machine hits all of them alike.
+
+For each workload, all configurations are alive at once, each in its own process, and take turns::
+
+    prepare   all at once: import, data, model                        not reported
+    start     one after the other: the executor                       startup_s
+    warm up   rounds and an evaluation, memory watched                peak_mem_mb
+    rounds    A B C, B C A, C A B, ...                                 round_s, speedup, cpu_s, ...
+    finish    evaluation, digest, comparison with the baseline        evaluate_s, identical
+
+Nothing observes the timed rounds but the clock and the CPU counters at their two ends. The ratio of
+a round to the baseline's is taken between the same rounds, which follow each other closely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psutil
+
+from fedbench.environment import describe_environment
+from fedbench.errors import FedbenchError
+from fedbench.report.contender import largest_difference
+from fedbench.report.host import ContenderError, Host
+from fedbench.report.processes import cpu_seconds, family, machine_busy_seconds
+from fedbench.report.records import Configuration, Measurement, Report, Sample
+from fedbench.report.settings import Settings
+
+__all__ = ["Progress", "measure"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a report run is.
+
+    Parameters
+    ----------
+    done, total : int
+        Steps; `total` is an estimate that shrinks when a configuration fails.
+    message : str
+        What is being done.
+    """
+
+    done: int
+    total: int
+    message: str
+
+
+class Contestant(Protocol):
+    """What the driver needs of a configuration; :class:`~fedbench.report.host.Host` has it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def peak_memory_bytes(self) -> int | None: ...
+    def begin(self, step: str) -> None: ...
+    def finish(self, step: str, *, watch_memory: bool = False) -> Any: ...
+    def call(self, step: str, *, watch_memory: bool = False) -> Any: ...
+    def close(self) -> None: ...
+
+
+Launch = Callable[[Configuration, Settings], Contestant]
+Listener = Callable[[Progress], None]
+
+
+def measure(
+    settings: Settings, *, on_progress: Listener | None = None, launch: Launch | None = None
+) -> Report:
+    """Measure every configuration of `settings`.
+
+    Parameters
+    ----------
+    settings : Settings
+        What to measure.
+    on_progress : callable, optional
+        Called on this thread before every step.
+    launch : callable, optional
+        Makes what runs a configuration; by default a process of its own.
+
+    Returns
+    -------
+    Report
+        A measurement for every configuration; one that failed has a status that says why.
+    """
+    created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    jobs = [_job(settings, *job) for job in _named_jobs(settings)]
+    counter = _Counter(sum(job.steps(settings) for job in jobs), on_progress)
+    measurements: list[Measurement] = []
+    for job in jobs:
+        measurements += _measure_job(job, settings, counter, launch or _launch_host)
+    return Report(
+        tuple(measurements),
+        settings=dataclasses.asdict(settings),
+        environment=describe_environment(),
+        created=created,
+    )
+
+
+def _launch_host(configuration: Configuration, settings: Settings) -> Contestant:
+    return Host(
+        configuration,
+        seed=settings.seed,
+        reproducibility=settings.reproducibility,
+        timeout_s=settings.timeout_s,
+    )
+
+
+@dataclass
+class _Job:
+    """The configurations that are compared with each other, or why there are none to run."""
+
+    configurations: list[Configuration]
+    failure: str = ""
+
+    def steps(self, settings: Settings) -> int:
+        # Prepare, start, warm up, evaluate, rounds, finish.
+        return len(self.configurations) * (5 + settings.rounds)
+
+
+def _named_jobs(settings: Settings) -> Iterator[tuple[str, str | None]]:
+    for workload in dict.fromkeys(settings.workloads):
+        for algorithm in dict.fromkeys(settings.algorithms) or (None,):
+            yield workload, algorithm
+
+
+def _job(settings: Settings, workload: str, algorithm: str | None) -> _Job:
+    from fedbench.workloads import load
+
+    if algorithm is not None:
+        return _Job(settings.configurations(workload, algorithm))
+    try:
+        return _Job(settings.configurations(workload, load(workload).algorithm))
+    except FedbenchError as error:  # the workload's extra is missing
+        return _Job(settings.configurations(workload, ""), " ".join(str(error).split()))
+
+
+class _Counter:
+    """Counts steps and tells the listener."""
+
+    def __init__(self, total: int, listener: Listener | None) -> None:
+        self._done, self._total, self._listener = 0, total, listener
+
+    def step(self, message: str) -> None:
+        if self._listener is not None:
+            self._listener(Progress(self._done, self._total, message))
+        self._done += 1
+
+    def skip(self, steps: int) -> None:
+        self._total -= steps
+
+
+@dataclass
+class _Entry:
+    """One configuration on its way through the phases."""
+
+    configuration: Configuration
+    host: Contestant
+    facts: Any = None
+    startup_s: float | None = None
+    warmup: list[Sample] = field(default_factory=list)
+    rounds: list[Sample] = field(default_factory=list)
+    evaluation: tuple[float | None, dict[str, float]] = (None, {})
+    digest: str | None = None
+    max_abs_diff: float | None = None
+    failure: ContenderError | None = None
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn a failure into this row's status; the other rows stand."""
+        try:
+            yield
+        except ContenderError as error:
+            self.failure = error
+            self.host.close()
+
+    def measurement(self, foreign_load: float | None) -> Measurement:
+        if self.failure is not None:
+            return Measurement(
+                self.configuration,
+                status=str(self.failure) or "failed",
+                details=self.failure.details,
+            )
+        return Measurement(
+            self.configuration,
+            **dataclasses.asdict(self.facts),
+            startup_s=self.startup_s,
+            warmup=tuple(self.warmup),
+            rounds=tuple(self.rounds),
+            evaluate_s=self.evaluation[0],
+            metrics=self.evaluation[1],
+            peak_memory_bytes=self.host.peak_memory_bytes,
+            digest=self.digest,
+            max_abs_diff=self.max_abs_diff,
+            foreign_load=foreign_load,
+        )
+
+
+def _measure_job(
+    job: _Job, settings: Settings, counter: _Counter, launch: Launch
+) -> list[Measurement]:
+    if job.failure:
+        counter.skip(job.steps(settings))
+        return [Measurement(entry, status=job.failure) for entry in job.configurations]
+    with contextlib.ExitStack() as stack:
+        entries = []
+        for configuration in job.configurations:
+            host = launch(configuration, settings)
+            stack.callback(host.close)
+            entries.append(_Entry(configuration, host))
+        _prepare(entries, counter)
+        _warm_up(entries, settings, counter)
+        foreign_load = _timed_rounds(entries, settings, counter)
+        _finish(entries, counter)
+        return [entry.measurement(foreign_load) for entry in entries]
+
+
+def _alive(entries: list[_Entry]) -> list[_Entry]:
+    return [entry for entry in entries if entry.failure is None]
+
+
+def _prepare(entries: list[_Entry], counter: _Counter) -> None:
+    for entry in entries:
+        with entry.guarded():
+            entry.host.begin("prepare")
+    for entry in _alive(entries):
+        counter.step(f"{entry.configuration}: loading")
+        with entry.guarded():
+            entry.facts = entry.host.finish("prepare")
+
+
+def _warm_up(entries: list[_Entry], settings: Settings, counter: _Counter) -> None:
+    for entry in _alive(entries):
+        with entry.guarded():
+            counter.step(f"{entry.configuration}: starting")
+            entry.startup_s = entry.host.call("start", watch_memory=True)
+            counter.step(f"{entry.configuration}: warming up")
+            for _ in range(settings.warmup):
+                entry.warmup.append(entry.host.call("run_round", watch_memory=True))
+            counter.step(f"{entry.configuration}: evaluating")
+            entry.host.call("evaluate", watch_memory=True)
+
+
+def _timed_rounds(entries: list[_Entry], settings: Settings, counter: _Counter) -> float | None:
+    """Run the rounds in turn; return the share of the machine that other programs used."""
+    watch = _ForeignLoad(_alive(entries))
+    for index in range(settings.rounds):
+        alive = _alive(entries)
+        shift = index % max(1, len(alive))
+        for entry in alive[shift:] + alive[:shift]:
+            counter.step(f"{entry.configuration}: round {index + 1} of {settings.rounds}")
+            with entry.guarded():
+                entry.rounds.append(entry.host.call("run_round"))
+    return watch.share()
+
+
+class _ForeignLoad:
+    """CPU time of the machine beside that of the given configurations and this process."""
+
+    def __init__(self, entries: list[_Entry]) -> None:
+        self._entries = entries
+        self._start = self._now()
+
+    def _now(self) -> tuple[float, float, float] | None:
+        try:
+            own = cpu_seconds(
+                process for entry in self._entries for process in family(entry.host.pid)
+            )
+        except psutil.NoSuchProcess:
+            return None
+        return time.perf_counter(), machine_busy_seconds(), own
+
+    def share(self) -> float | None:
+        """Return the foreign share since construction, None if a configuration ended in between."""
+        end = self._now()
+        if self._start is None or end is None or len(_alive(self._entries)) < len(self._entries):
+            return None
+        wall, busy, own = (after - before for after, before in zip(end, self._start, strict=True))
+        return max(0.0, busy - own) / (wall * (psutil.cpu_count() or 1)) if wall > 0 else None
+
+
+def _finish(entries: list[_Entry], counter: _Counter) -> None:
+    for entry in _alive(entries):
+        counter.step(f"{entry.configuration}: checking the final state")
+        with entry.guarded():
+            entry.evaluation = entry.host.call("evaluate", watch_memory=True)
+            entry.digest = entry.host.call("digest")
+    baseline = next((e for e in _alive(entries) if e.configuration.is_baseline), None)
+    if baseline is None or baseline.digest is None:
+        return
+    reference: Any = None
+    for entry in _alive(entries):
+        if entry.digest == baseline.digest:
+            entry.max_abs_diff = 0.0
+            continue
+        with baseline.guarded():
+            reference = baseline.host.call("state") if reference is None else reference
+        if reference is not None:
+            with entry.guarded():
+                entry.max_abs_diff = largest_difference(reference, entry.host.call("state"))

@@ -1,0 +1,194 @@
+"""A contender in a process of its own, driven step by step over a pipe.
+
+Each configuration gets a fresh process, so that none inherits another's threads, caches, memory
+or Ray cluster, and so that one that crashes or hangs is a row of the table and not the end of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from fedbench.errors import FedbenchError
+from fedbench.report.contender import Contender
+from fedbench.report.processes import PeakMemory, family
+from fedbench.report.records import Configuration
+
+__all__ = ["ContenderError", "Host"]
+
+_LOOK_S = 0.05
+_CLOSE_S = 30.0
+_LOG_LINES = 20
+
+
+class ContenderError(FedbenchError):
+    """A configuration cannot be measured; the message is one line, `details` has the rest."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class Host:
+    """The parent's end: starts the process and passes calls on.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        What the process runs.
+    seed : int
+        Seed of the simulation.
+    reproducibility : {"L0", "L1"}
+        Level of the simulation.
+    timeout_s : float
+        Longest time for one step; a process that needs more is killed.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        seed: int,
+        reproducibility: str,
+        timeout_s: float,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._pipe, theirs = Pipe()
+        arguments = (configuration, seed, reproducibility)
+        # Not multiprocessing's spawn: that would run the caller's main module again.
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"from fedbench.report.host import serve; serve({theirs.fileno()})"
+        )
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+            [sys.executable, "-c", code],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is the parent's to handle: it closes its hosts.
+            start_new_session=True,
+        )
+        theirs.close()
+        self._pipe.send(arguments)
+        self._waiting = False
+        self._memory = PeakMemory(lambda: family(self._process.pid))
+
+    @property
+    def pid(self) -> int:
+        """Process id, the root of everything that belongs to the configuration."""
+        return self._process.pid
+
+    @property
+    def peak_memory_bytes(self) -> int | None:
+        """Largest memory of the process tree during calls with ``watch_memory``."""
+        return self._memory.peak_bytes
+
+    def begin(self, step: str) -> None:
+        """Ask for `step` without waiting for its end."""
+        try:
+            self._pipe.send(step)
+        except OSError:
+            raise self._death(step) from None
+
+    def finish(self, step: str, *, watch_memory: bool = False) -> Any:
+        """Wait for the end of `step` and return its result.
+
+        Raises
+        ------
+        ContenderError
+            If the step fails, the process ends or the time is up.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while not self._pipe.poll(_LOOK_S):
+            if watch_memory:
+                self._memory.observe()
+            if time.monotonic() > deadline:
+                self._kill()
+                raise ContenderError(
+                    f"{step} took longer than {self._timeout_s:g} s and was stopped",
+                    self._log_tail(),
+                )
+        try:
+            failed, value = self._pipe.recv()
+        except (EOFError, OSError):
+            raise self._death(step) from None
+        if watch_memory:
+            self._memory.observe()
+        if failed:
+            raise ContenderError(*value)
+        return value
+
+    def call(self, step: str, *, watch_memory: bool = False) -> Any:
+        """Run the contender's method `step` and return its result; see :meth:`finish`."""
+        self.begin(step)
+        return self.finish(step, watch_memory=watch_memory)
+
+    def close(self) -> None:
+        """End the process and all that it started; never raises, never hangs."""
+        members = family(self._process.pid)
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._kill(members)
+            self._pipe.close()
+            self._log.close()
+
+    def _kill(self, members: list[psutil.Process] | None = None) -> None:
+        # Ray's daemons have sessions of their own: a process group would miss them.
+        for process in family(self._process.pid) if members is None else members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+
+    def _death(self, step: str) -> ContenderError:
+        self._kill()
+        code = self._process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return ContenderError(f"the process ended in {step} with {how}", self._log_tail())
+
+    def _log_tail(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(lines[-_LOG_LINES:])
+
+
+def serve(descriptor: int) -> None:
+    """Run the steps that the parent asks for, until it says None or is gone."""
+    pipe = Connection(descriptor)
+    contender = Contender(*pipe.recv())
+    try:
+        while (step := pipe.recv()) is not None:
+            try:
+                answer = (False, getattr(contender, step)())
+            # Whatever went wrong is the row's reason, and the parent's to report.
+            except Exception as error:  # noqa: BLE001
+                answer = (True, (_one_line(error), traceback.format_exc()))
+            pipe.send(answer)
+    except (EOFError, OSError):
+        pass  # the parent is gone; there is nobody to tell
+    finally:
+        contender.close()
+        sys.stdout.flush()
+        os.close(descriptor)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, FedbenchError) and text else f"{type(error).__name__}: {text}"

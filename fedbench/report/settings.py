@@ -1,0 +1,161 @@
+"""What a report run is asked to do: settings, presets and the configurations they make."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedbench.algorithms import ALGORITHMS
+from fedbench.errors import UnknownNameError
+from fedbench.executors import EXECUTORS, default_workers
+from fedbench.executors.resources import available_cpus
+from fedbench.registry import Registry
+from fedbench.report.records import BASELINE_BACKEND, Configuration
+from fedbench.reproducibility import check_level
+from fedbench.workloads import WORKLOADS
+
+__all__ = ["PRESETS", "Preset", "Settings", "default_worker_counts", "find_preset"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Workloads and effort under one name.
+
+    Parameters
+    ----------
+    workloads : tuple of str
+        Registry names.
+    rounds : int
+        Timed rounds.
+    summary : str
+        One line for the help text.
+    """
+
+    workloads: tuple[str, ...]
+    rounds: int
+    summary: str
+
+
+PRESETS = {
+    "smoke": Preset(("digits-logreg",), 3, "one small workload, seconds: does everything run?"),
+    "default": Preset(
+        ("digits-logreg", "digits-mlp", "mnist5k-cnn"), 7, "the real-data workloads, minutes"
+    ),
+    "full": Preset(
+        ("digits-logreg", "digits-mlp", "mnist5k-cnn"), 25, "the same with narrow intervals"
+    ),
+}
+"""Name to preset."""
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset `name`; `UnknownNameError` lists the known names."""
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        known = ", ".join(map(repr, PRESETS))
+        raise UnknownNameError(f"preset must be one of {known}, got {name!r}.{hint}")
+    return PRESETS[name]
+
+
+def default_worker_counts() -> tuple[int, ...]:
+    """Return one worker per usable core, at least two: one worker shows no parallel backend."""
+    return (max(2, default_workers()),)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    Parameters
+    ----------
+    workloads, backends : tuple of str
+        Registry names.
+    algorithms : tuple of str
+        Registry names; empty takes each workload's own.
+    workers : tuple of int
+        Worker counts of every backend but `sequential`, which has one.
+    rounds : int
+        Timed rounds, at least 1.
+    warmup : int
+        Rounds before them, at least 1: the first one pays for what is done once.
+    seed : int
+        Seed of all simulations.
+    reproducibility : {"L1", "L0"}
+        Level of all simulations.
+    timeout_s : float
+        Longest time for one step of one configuration.
+    intraop_row : bool
+        Also measure what a user might do instead of using workers: `sequential` with torch's own
+        threads on all cores.
+
+    Raises
+    ------
+    UnknownNameError, ValueError, TypeError
+        If a value is not as described.
+    """
+
+    workloads: tuple[str, ...] = PRESETS["default"].workloads
+    backends: tuple[str, ...] = field(default_factory=EXECUTORS.names)
+    algorithms: tuple[str, ...] = ()
+    workers: tuple[int, ...] = field(default_factory=default_worker_counts)
+    rounds: int = PRESETS["default"].rounds
+    warmup: int = 1
+    seed: int = 0
+    reproducibility: str = "L1"
+    timeout_s: float = 600.0
+    intraop_row: bool = True
+
+    def __post_init__(self) -> None:
+        _check_names("workloads", self.workloads, WORKLOADS)
+        _check_names("backends", self.backends, EXECUTORS)
+        if self.algorithms:
+            _check_names("algorithms", self.algorithms, ALGORITHMS)
+        if not self.workers:
+            raise ValueError("workers must name at least one worker count, got none. Use (2,).")
+        for count in self.workers:
+            _check_count("workers", count, 1)
+        _check_count("rounds", self.rounds, 1)
+        _check_count("warmup", self.warmup, 1)
+        _check_count("seed", self.seed, 0)
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise ValueError(
+                f"timeout must be a positive number of seconds, got {self.timeout_s!r}. Use 600."
+            )
+        check_level(self.reproducibility)
+
+    def configurations(self, workload: str, algorithm: str) -> list[Configuration]:
+        """Return the rows of one job, baseline first where it is asked for."""
+        found = []
+        for backend in dict.fromkeys(self.backends):
+            if backend == BASELINE_BACKEND:
+                found.append(Configuration(workload, algorithm, backend, 1))
+                threads = available_cpus()
+                if self.intraop_row and threads > 1:
+                    found.append(Configuration(workload, algorithm, backend, 1, threads))
+            else:
+                found += [
+                    Configuration(workload, algorithm, backend, count)
+                    for count in dict.fromkeys(self.workers)
+                ]
+        return sorted(found, key=lambda configuration: not configuration.is_baseline)
+
+
+def _check_names(argument: str, names: Sequence[str], table: Registry[Any]) -> None:
+    if not names:
+        known = ", ".join(map(repr, table))
+        raise ValueError(f"{argument} must name at least one of {known}, got none. Name one.")
+    for name in names:
+        table.entry(name)
+
+
+def _check_count(argument: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(
+            f"{argument} must be an integer, got {type(value).__name__}. Give a whole number."
+        )
+    if value < least:
+        raise ValueError(f"{argument} must be at least {least}, got {value}. Give a larger number.")

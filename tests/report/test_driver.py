@@ -1,0 +1,268 @@
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+
+from fedbench.errors import UnknownNameError
+from fedbench.report import driver
+from fedbench.report.contender import Facts, largest_difference
+from fedbench.report.host import ContenderError
+from fedbench.report.records import Sample
+from fedbench.report.settings import PRESETS, Settings
+
+SETTINGS = Settings(
+    workloads=("digits-logreg",),
+    backends=("sequential", "threads", "processes"),
+    workers=(2,),
+    rounds=3,
+    intraop_row=False,
+)
+
+
+class FakeHost:
+    """A configuration whose every step is written down and may be made to fail."""
+
+    def __init__(self, configuration, log, failing=(), digest="same", state=None):
+        self.configuration = configuration
+        self.name = configuration.backend
+        self.log, self.failing = log, dict(failing)
+        self._digest, self._state = digest, state or {"w": np.zeros(2)}
+        self.closed = 0
+        self.samples = 0
+        self.pid = os.getpid()
+        self.peak_memory_bytes = 123
+
+    def begin(self, step):
+        self.log.append((self.name, step))
+        if step in self.failing:
+            left = self.failing[step] = self.failing[step] - 1
+            if left < 0:
+                raise ContenderError(f"{step} failed", "the traceback")
+
+    def finish(self, step, *, watch_memory=False):
+        assert not self.closed
+        if step == "run_round":
+            assert watch_memory == (self.samples == 0)  # only the warm-up round is watched
+            self.samples += 1
+            return Sample(self.samples, {"total": 1.0, "train": 0.5}, 0.5, 0.1, 10)
+        return {
+            "prepare": Facts(100, 10, 650),
+            "start": 0.25,
+            "evaluate": (0.125, {"accuracy": 0.5}),
+            "digest": self._digest,
+            "state": self._state,
+        }[step]
+
+    def call(self, step, *, watch_memory=False):
+        self.begin(step)
+        return self.finish(step, watch_memory=watch_memory)
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def race():
+    """Return a function that runs the driver with fakes: (report, hosts by backend, log)."""
+
+    def run(settings=SETTINGS, progress=None, **per_backend):
+        hosts, log = {}, []
+
+        def launch(configuration, _settings):
+            options = per_backend.get(configuration.backend, {})
+            host = FakeHost(configuration, log, **options)
+            hosts[configuration.backend, configuration.workers] = host
+            return host
+
+        report = driver.measure(settings, launch=launch, on_progress=progress)
+        assert all(host.closed for host in hosts.values())
+        return report, hosts, log
+
+    return run
+
+
+def test_rounds_are_interleaved_with_a_rotating_order(race):
+    _, _, log = race()
+    names = [name for name, step in log if step == "run_round"]
+    a, b, c = "sequential", "threads", "processes"
+    assert names == [*(a, b, c), *(a, b, c), *(b, c, a), *(c, a, b)]
+
+
+def test_start_up_and_warm_up_are_apart_from_the_rounds(race):
+    report, _, log = race()
+    for entry in report.measurements:
+        assert entry.ok
+        assert entry.startup_s == 0.25
+        assert [sample.round for sample in entry.warmup] == [1]
+        assert [sample.round for sample in entry.rounds] == [2, 3, 4]
+        assert (entry.clients, entry.cohort, entry.params) == (100, 10, 650)
+        assert (entry.evaluate_s, entry.metrics) == (0.125, {"accuracy": 0.5})
+        assert entry.peak_memory_bytes == 123
+        assert entry.max_abs_diff == 0.0
+    assert [step for _, step in log[:3]] == ["prepare"] * 3
+
+
+@pytest.mark.parametrize("step", ["prepare", "start", "run_round", "evaluate", "digest"])
+@pytest.mark.parametrize("backend", ["sequential", "threads"])
+def test_a_failing_backend_is_a_row_and_the_others_stand(race, backend, step):
+    report, _, log = race(**{backend: {"failing": {step: 0}}})
+    failed = [entry for entry in report.measurements if not entry.ok]
+    assert [entry.configuration.backend for entry in failed] == [backend]
+    assert failed[0].status == f"{step} failed"
+    assert failed[0].details == "the traceback"
+    assert failed[0].rounds == ()
+    assert all(len(entry.rounds) == 3 for entry in report.measurements if entry.ok)
+    position = [i for i, entry in enumerate(log) if entry == (backend, step)]
+    assert (backend, "run_round") not in log[position[-1] + 1 :]
+
+
+def test_a_backend_that_fails_halfway_leaves_the_race(race):
+    report, _, log = race(threads={"failing": {"run_round": 2}})
+    assert [entry.ok for entry in report.measurements] == [True, False, True]
+    assert log.count(("threads", "run_round")) == 3
+    assert [entry.foreign_load for entry in report.measurements] == [None] * 3
+
+
+def test_an_interrupt_closes_every_host_and_goes_on_up():
+    hosts = []
+
+    def launch(configuration, _settings):
+        hosts.append(FakeHost(configuration, []))
+        return hosts[-1]
+
+    def interrupt(progress):
+        if "round 2" in progress.message:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        driver.measure(SETTINGS, launch=launch, on_progress=interrupt)
+    assert len(hosts) == 3
+    assert all(host.closed for host in hosts)
+
+
+def test_different_states_are_measured_against_the_baseline(race):
+    state = {"w": np.array([0.0, -0.5])}
+    report, _, log = race(threads={"digest": "other", "state": state})
+    assert [entry.max_abs_diff for entry in report.measurements] == [0.0, 0.5, 0.0]
+    assert [name for name, step in log if step == "state"] == ["sequential", "threads"]
+
+
+def test_without_a_baseline_nothing_is_compared(race):
+    report, _, log = race(dataclasses.replace(SETTINGS, backends=("threads",)))
+    assert [entry.max_abs_diff for entry in report.measurements] == [None]
+    assert not [step for _, step in log if step == "state"]
+
+
+def test_progress_counts_up_to_its_total(race):
+    seen = []
+    race(progress=seen.append)
+    assert [progress.done for progress in seen] == list(range(len(seen)))
+    assert {progress.total for progress in seen} == {len(seen)}
+
+
+def test_a_workload_whose_extra_is_missing_is_a_row_for_every_backend(race, monkeypatch):
+    import fedbench.workloads
+    from fedbench.registry import missing_extra
+
+    def load(name):
+        raise missing_extra(f"workload {name!r}", "mlxtend", "data")
+
+    monkeypatch.setattr(fedbench.workloads, "load", load)
+    report, hosts, _ = race()
+    assert not hosts
+    assert len(report.measurements) == 3
+    assert all("pip install 'fedbench-sim[data]'" in row.status for row in report.measurements)
+
+
+def test_every_algorithm_and_worker_count_is_a_row(race):
+    settings = dataclasses.replace(SETTINGS, algorithms=("fedavg", "fedprox"), workers=(1, 2, 1))
+    report, _, _ = race(settings)
+    rows = [dataclasses.astuple(entry.configuration)[1:4] for entry in report.measurements]
+    assert rows == [
+        (algorithm, backend, workers)
+        for algorithm in ("fedavg", "fedprox")
+        for backend, workers in [
+            ("sequential", 1),
+            ("threads", 1),
+            ("threads", 2),
+            ("processes", 1),
+            ("processes", 2),
+        ]
+    ]
+
+
+def test_the_threads_of_torch_are_a_row_of_their_own(monkeypatch):
+    monkeypatch.setattr("fedbench.report.settings.available_cpus", lambda: 4)
+    settings = dataclasses.replace(SETTINGS, intraop_row=True, backends=("threads", "sequential"))
+    rows = settings.configurations("digits-logreg", "fedavg")
+    assert [(row.backend, row.intraop_threads) for row in rows] == [
+        ("sequential", 1),
+        ("threads", 1),
+        ("sequential", 4),
+    ]
+
+
+def test_one_core_has_no_row_for_torchs_threads(monkeypatch):
+    monkeypatch.setattr("fedbench.report.settings.available_cpus", lambda: 1)
+    settings = dataclasses.replace(SETTINGS, intraop_row=True)
+    assert len(settings.configurations("digits-logreg", "fedavg")) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"workloads": ("digits-logrek",)}, UnknownNameError, "Did you mean 'digits-logreg'"),
+        ({"backends": ("thread",)}, UnknownNameError, "Did you mean 'threads'"),
+        ({"algorithms": ("fedagv",)}, UnknownNameError, "Did you mean 'fedavg'"),
+        ({"workloads": ()}, ValueError, "workloads must name at least one of 'digits-logreg'"),
+        ({"backends": ()}, ValueError, "backends must name at least one of"),
+        ({"workers": ()}, ValueError, "workers must name at least one worker count"),
+        ({"workers": (0,)}, ValueError, "workers must be at least 1, got 0"),
+        ({"workers": (1.5,)}, TypeError, "workers must be an integer, got float"),
+        ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
+        ({"rounds": True}, TypeError, "rounds must be an integer, got bool"),
+        ({"warmup": 0}, ValueError, "warmup must be at least 1"),
+        ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
+        ({"timeout_s": 0.0}, ValueError, "timeout must be a positive number of seconds"),
+        ({"timeout_s": float("nan")}, ValueError, "timeout must be a positive number"),
+        ({"reproducibility": "L2"}, ValueError, "Use reproducibility='L1'"),
+    ],
+)
+def test_wrong_settings_are_refused(change, error, match):
+    with pytest.raises(error, match=match):
+        dataclasses.replace(SETTINGS, **change)
+
+
+def test_presets_name_real_workloads():
+    for preset in PRESETS.values():
+        Settings(workloads=preset.workloads, rounds=preset.rounds)
+
+
+class TestLargestDifference:
+    def test_of_equal_states_is_zero(self):
+        state = {"a": np.array([1.0, np.nan, np.inf, -np.inf]), "b": np.array(3), "c": np.empty(0)}
+        assert largest_difference(state, {k: v.copy() for k, v in state.items()}) == 0.0
+
+    def test_is_the_largest_over_all_entries(self):
+        first = {"a": np.array([1.0, 2.0]), "b": np.array([[1], [5]])}
+        second = {"a": np.array([1.5, 2.0]), "b": np.array([[1], [2]])}
+        assert largest_difference(first, second) == 3.0
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"a": np.zeros(3)},
+            {"b": np.zeros(2)},
+            {"a": np.array([0.0, np.nan])},
+            {"a": np.array([0.0, np.inf])},
+            {},
+        ],
+    )
+    def test_of_states_that_cannot_be_compared_is_infinite(self, other):
+        assert largest_difference({"a": np.zeros(2)}, other) == np.inf
+        assert largest_difference(other, {"a": np.zeros(2)}) == np.inf
+
+    def test_of_unsigned_integers_does_not_wrap(self):
+        first, second = {"a": np.array([0], np.uint8)}, {"a": np.array([1], np.uint8)}
+        assert largest_difference(first, second) == 1.0
