@@ -1,0 +1,221 @@
+"""Isolation of what tasks read: aligned private copies, and the check that nobody wrote to them.
+
+A task may only read the broadcast, which all tasks of a map share, and owns its item. So that
+this holds alike where workers share memory with the caller (``sequential``, ``threads``),
+:func:`isolate` copies the tensors and mutable containers of both. All copies are 64-byte aligned
+and laid out by one rule (:func:`kept_strides`), because torch's results depend on both.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedbench.errors import BroadcastModifiedError
+
+__all__ = ["ALIGNMENT", "Guarded", "aligned_bytes", "isolate", "kept_strides", "named_arrays"]
+
+ALIGNMENT = 64
+"""Bytes; what torch's own CPU allocator gives, so fresh and transported tensors are alike."""
+
+_ATOMS = (int, float, str, bytes, bool, type(None), complex)
+
+
+def aligned_bytes(num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return fresh writable memory that starts at a multiple of 64 bytes."""
+    # Torch's CPU allocator aligns to 64 bytes; numpy's does not on every version.
+    with torch.inference_mode(False):
+        array: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(
+            num_bytes, dtype=torch.uint8, device="cpu"
+        ).numpy()
+    return array
+
+
+def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense copy: the tensor's own dimension order, without gaps."""
+    if tensor.is_contiguous():
+        return tensor.stride()
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+def isolate(value: Any) -> Any:
+    """Return `value` with its tensors, arrays and mutable containers copied.
+
+    Follows dict, list, tuple, set and dataclass instances and their subclasses as far as these
+    copy like their base; a module is deep-copied; other objects are passed as they are. Tensors
+    that share memory exactly stay tied in the copy.
+    """
+    if type(value) in _ATOMS:
+        return value
+    with torch.inference_mode(False):
+        return _rebuild(value, _copy_leaf, {})
+
+
+def named_arrays(
+    value: Any, path: str = "broadcast"
+) -> Iterator[tuple[str, torch.Tensor | np.ndarray]]:
+    """Yield every tensor and array inside containers and modules with a path that names it."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        yield path, value
+    elif isinstance(value, torch.nn.Module):
+        for name, tensor in value.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.Tensor):
+                yield f"{path}.{name}", tensor
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield from named_arrays(child, f"{path}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for position, child in enumerate(value):
+            yield from named_arrays(child, f"{path}[{position}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from named_arrays(getattr(value, field.name, None), f"{path}.{field.name}")
+
+
+class Guarded:
+    """The broadcast as one worker sees it, with the means to tell that a task wrote to it.
+
+    Parameters
+    ----------
+    value : object
+        A broadcast that belongs to this worker alone (from :func:`isolate` or a transport).
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._tensors: list[tuple[str, torch.Tensor, int, bool]] = []
+        self._arrays: list[str] = []
+        self._storages: set[int] = set()
+        for name, array in named_arrays(value):
+            if isinstance(array, np.ndarray):
+                # Numpy counts no writes, but it can refuse them.
+                array.setflags(write=False)
+                self._arrays.append(name)
+                self._storages.add(_storage_of(array))
+            elif array.layout == torch.strided and not array.is_inference():
+                self._tensors.append((name, array, array._version, array.requires_grad))
+                self._storages.add(_storage_of(array))
+        self._storages.discard(0)  # empty tensors all live at address 0
+
+    def violation(self) -> BroadcastModifiedError | None:
+        """Return the error that names the entries written to since the start, if any."""
+        changed = [
+            name
+            for name, tensor, version, requires_grad in self._tensors
+            if tensor._version != version
+            or tensor.requires_grad is not requires_grad
+            or (tensor.is_leaf and tensor.grad is not None)
+        ]
+        return _modified(changed) if changed else None
+
+    def explain(self, error: BaseException) -> BroadcastModifiedError | None:
+        """Return the error to report instead if `error` is numpy's refusal of a write."""
+        if self._arrays and isinstance(error, ValueError) and "read-only" in str(error):
+            modified = _modified(self._arrays)
+            modified.__cause__ = error
+            return modified
+        return None
+
+    def release(self, result: Any) -> Any:
+        """Return `result` with copies in place of the tensors that it shares with the broadcast."""
+        if type(result) in _ATOMS or not any(
+            _storage_of(array) in self._storages for _, array in named_arrays(result)
+        ):
+            return result
+
+        def copy_shared(leaf: Any) -> Any:
+            return _copy_leaf(leaf) if _storage_of(leaf) in self._storages else leaf
+
+        with torch.inference_mode(False):
+            return _rebuild(result, copy_shared, {})
+
+
+def _modified(names: list[str]) -> BroadcastModifiedError:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return BroadcastModifiedError(
+        f"the broadcast must not be written to by a task, got a write to {shown}. "
+        "Work on a copy: clone() of a tensor, copy() of an array."
+    )
+
+
+def _storage_of(array: torch.Tensor | np.ndarray) -> int:
+    if isinstance(array, np.ndarray):
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        return int(array.ctypes.data)
+    if array.layout != torch.strided or array.device.type == "meta":
+        return 0
+    return array.untyped_storage().data_ptr()
+
+
+def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return _copy_array(leaf)
+    if type(leaf) is torch.Tensor and leaf.layout == torch.strided:
+        copied = torch.empty_strided(
+            leaf.size(), kept_strides(leaf), dtype=leaf.dtype, device=leaf.device
+        )
+        copied.copy_(leaf.detach())
+        return copied.requires_grad_(leaf.requires_grad)
+    return copy.deepcopy(leaf)  # parameters, other subclasses and layouts know how to copy
+
+
+def _copy_array(array: np.ndarray) -> np.ndarray:
+    if array.dtype.hasobject or type(array) is not np.ndarray:
+        return copy.deepcopy(array)
+    memory = aligned_bytes(array.nbytes)
+    order: Literal["C", "F"] = (
+        "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    )
+    copied = np.ndarray(array.shape, array.dtype, buffer=memory, order=order)
+    copied[...] = array
+    return copied
+
+
+def _rebuild(value: Any, copy_leaf: Callable[[Any], Any], memo: dict[Any, Any]) -> Any:
+    """Return a structural copy of `value` with ``copy_leaf`` applied to tensors and arrays."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    key = _identity(value)
+    if key in memo:
+        return memo[key][1]
+    copied: Any
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        copied = copy_leaf(value)
+    elif isinstance(value, torch.nn.Module):
+        copied = copy.deepcopy(value)
+    elif isinstance(value, dict):
+        copied = copy.copy(value)  # keeps the subclass: OrderedDict, defaultdict, ...
+        for name, child in value.items():
+            copied[name] = _rebuild(child, copy_leaf, memo)
+    elif isinstance(value, list):
+        copied = copy.copy(value)
+        copied[:] = [_rebuild(child, copy_leaf, memo) for child in value]
+    elif isinstance(value, tuple):
+        children = [_rebuild(child, copy_leaf, memo) for child in value]
+        copied = kind(*children) if hasattr(value, "_fields") else kind(children)
+    elif isinstance(value, set):
+        copied = copy.copy(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        copied = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                child = _rebuild(getattr(value, field.name), copy_leaf, memo)
+                object.__setattr__(copied, field.name, child)
+    else:
+        copied = value
+    memo[key] = (value, copied)  # holding the original keeps its identity taken
+    return copied
+
+
+def _identity(value: Any) -> Any:
+    """Return a key that two tensors share exactly when they are the same view of one memory."""
+    if type(value) is torch.Tensor and value.layout == torch.strided and value.numel():
+        return (value.data_ptr(), value.dtype, value.shape, value.stride(), value.requires_grad)
+    return id(value)

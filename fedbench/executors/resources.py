@@ -1,0 +1,90 @@
+"""How many workers this process may use: affinity, container quota and environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["WORKERS_VARIABLE", "available_cpus", "default_workers"]
+
+WORKERS_VARIABLE = "FEDBENCH_WORKERS"
+"""Environment variable that replaces the default number of workers."""
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def default_workers() -> int:
+    """Return the default number of workers: the CPUs that this process may use.
+
+    The CPUs are those of the affinity mask, fewer where a cgroup (v1 or v2) grants less CPU
+    time. The environment variable ``FEDBENCH_WORKERS`` replaces the answer.
+
+    Raises
+    ------
+    ValueError
+        If ``FEDBENCH_WORKERS`` is not a positive integer.
+    """
+    text = os.environ.get(WORKERS_VARIABLE)
+    if text is None:
+        return available_cpus()
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ValueError(
+            f"{WORKERS_VARIABLE} must be a positive integer, got {text!r}. Unset it to use every "
+            "available CPU."
+        )
+    return int(text)
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may keep busy, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _cgroup_quota()
+    if quota is not None:
+        cpus = min(cpus, int(quota))
+    return max(1, cpus)
+
+
+def _cgroup_quota() -> float | None:
+    """Return the CPUs' worth of time that the tightest cgroup of this process grants."""
+    try:
+        lines = _OWN_CGROUP.read_text().splitlines()
+    except OSError:  # no cgroups: another operating system, or /proc is hidden
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            base, read = _CGROUP_ROOT, _read_quota_v2
+        elif "cpu" in controllers.split(","):
+            base, read = _CGROUP_ROOT / "cpu", _read_quota_v1
+        else:
+            continue
+        folder = base / path.lstrip("/")
+        # A parent may be tighter than its child. Inside a container the path is the host's and
+        # does not exist; its parents down to the mount point still do.
+        for group in (folder, *folder.parents):
+            if base not in (group, *group.parents):
+                break
+            quota = read(group)
+            if quota is not None:
+                quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _read_quota_v2(group: Path) -> float | None:
+    try:
+        quota, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):  # the root group has no such file
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_quota_v1(group: Path) -> float | None:
+    try:
+        quota = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if quota <= 0 else quota / period

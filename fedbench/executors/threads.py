@@ -1,0 +1,191 @@
+"""A persistent pool of threads in this process.
+
+::
+
+    calling thread                                    worker thread (one of `workers`)
+    _submit  ──────  inbox: (map, ticket)  ────────►  isolate the item, run the task
+    _completed  ◄──  outbox: outcome  ─────────────   (its own copy of the broadcast per map)
+
+Both queues are shared by all workers, so whoever is free takes the next task.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from fedbench.errors import ExecutorError
+from fedbench.executors.ambient import Ambient, set_intraop_threads
+from fedbench.executors.base import Executor
+from fedbench.executors.checks import refuse_timeout
+from fedbench.executors.engine import Ending
+from fedbench.executors.guard import Guarded, isolate
+from fedbench.executors.hooks import Job
+from fedbench.executors.runner import Failure, Outcome, TaskRunner, Ticket
+
+__all__ = ["ThreadExecutor"]
+
+_QUEUED_PER_WORKER = 16
+"""Tasks in the inbox per worker: enough that a worker rarely waits for the calling thread."""
+
+
+class _Map:
+    """One map, as the workers see it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.ambient = Ambient.capture()
+        self.outbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.stopped = False
+        """Set to make the workers hand back what waits without running it."""
+
+
+_Inbox = queue.SimpleQueue[tuple[_Map, Ticket] | None]
+
+
+class ThreadExecutor(Executor):
+    """Runs tasks in threads of this process; torch's kernels and ours release the GIL.
+
+    After an interrupt the tasks that run go on in their threads until they end, because a thread
+    cannot be stopped from outside; their results are dropped and the next map gets new threads.
+
+    Parameters
+    ----------
+    workers : int, optional
+        Number of threads; by default what the machine offers.
+    intraop_threads : int, default 1
+        Torch's threads inside one task, set in the worker threads only.
+    retries : int, default 0
+        Without effect: no worker can die alone.
+    timeout : None
+        Refused: a thread cannot be ended from outside.
+    """
+
+    backend = "threads"
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        intraop_threads: int = 1,
+        retries: int = 0,
+        timeout: float | None = None,
+    ) -> None:
+        refuse_timeout(self.backend, timeout, "a thread cannot be ended from outside.")
+        super().__init__(workers, intraop_threads=intraop_threads, retries=retries)
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._map: _Map | None = None
+        self._in_flight = 0
+
+    def _start_workers(self) -> None:
+        parent_threads = torch.get_num_threads()
+        ready = threading.Barrier(self.workers + 1)
+        self._inbox = queue.SimpleQueue()
+        self._threads = []
+        try:
+            for number in range(self.workers):
+                # Daemons, so that an interrupted program does not wait for a running task.
+                thread = threading.Thread(
+                    target=_work,
+                    args=(self._inbox, ready, self.intraop_threads),
+                    name=f"fedbench-worker-{number}",
+                    daemon=True,
+                )
+                self._threads.append(thread)
+                thread.start()
+        except RuntimeError as error:
+            ready.abort()
+            raise ExecutorError(
+                f"the 'threads' executor could not start {self.workers} threads: {error}. "
+                "Ask for fewer workers."
+            ) from error
+        ready.wait()
+        # Setting the number in a worker also changes what threads born later start with.
+        torch.set_num_threads(parent_threads)
+
+    def _stop_workers(self) -> None:
+        for _ in self._threads:
+            self._inbox.put(None)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        self._threads = []
+
+    def _begin(self, job: Job) -> None:
+        if not self._threads:  # an interrupt left the old ones to themselves
+            self._start_workers()
+        self._map = _Map(job)
+        self._in_flight = 0
+
+    def _room(self) -> int:
+        return _QUEUED_PER_WORKER * self.workers - self._in_flight
+
+    def _submit(self, tickets: Sequence[Ticket]) -> None:
+        current = self._map
+        if current is None:
+            raise RuntimeError("no map was begun")
+        self._in_flight += len(tickets)
+        for ticket in tickets:
+            self._inbox.put((current, ticket))
+
+    def _completed(self) -> list[Outcome]:
+        current = self._map
+        if current is None:
+            raise RuntimeError("no map was begun")
+        outcomes = [current.outbox.get()]
+        while not current.outbox.empty():
+            outcomes.append(current.outbox.get_nowait())
+        self._in_flight -= len(outcomes)
+        return outcomes
+
+    def _end(self, ending: Ending) -> Sequence[Outcome]:
+        current, self._map = self._map, None
+        if current is None or not self._in_flight:
+            return ()
+        current.stopped = True
+        if ending is Ending.INTERRUPTED:
+            for _ in self._threads:
+                self._inbox.put(None)
+            self._threads = []
+            return ()
+        outcomes = [current.outbox.get() for _ in range(self._in_flight)]
+        self._in_flight = 0
+        return outcomes
+
+
+def _work(inbox: _Inbox, ready: threading.Barrier, intraop_threads: int) -> None:
+    """Run tasks until the inbox says stop."""
+    set_intraop_threads(intraop_threads)
+    try:
+        ready.wait()
+    except threading.BrokenBarrierError:
+        return
+    current: _Map | None = None
+    runner: TaskRunner | None = None
+    while (entry := inbox.get()) is not None:
+        asked, ticket = entry
+        if asked.stopped:
+            outcome = Outcome(ticket.index)
+        else:
+            try:
+                if runner is None or asked is not current:
+                    current, runner = asked, _prepare(asked)
+                outcome = runner.run(ticket.index, isolate(ticket.item))
+            except BaseException as error:  # noqa: BLE001 - a worker thread must always answer
+                outcome = Outcome(ticket.index, failure=Failure.of(error))
+        asked.outbox.put(outcome)
+        # Keep nothing alive while waiting for the next task.
+        del entry, asked, ticket, outcome
+        if current is not None and current.stopped:
+            current = runner = None
+
+
+def _prepare(current: _Map) -> TaskRunner:
+    """Return this worker's runner for a map, with its own copy of the broadcast."""
+    current.ambient.apply()
+    job = current.job
+    return TaskRunner(job.task, Guarded(isolate(job.broadcast)) if job.has_broadcast else None)

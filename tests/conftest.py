@@ -1,0 +1,125 @@
+"""Fixtures shared by all tests: executors, and checks that nothing is left behind."""
+
+import importlib.util
+import os
+import time
+
+import psutil
+import pytest
+
+from fedbench.executors import EXECUTORS, make_executor
+
+WORKERS = {"sequential": None}
+"""Workers of the shared executors; two where the backend allows a choice."""
+
+
+def _backend_params():
+    for name in EXECUTORS:
+        marks = []
+        if name == "ray":
+            marks = [
+                pytest.mark.ray,
+                pytest.mark.skipif(
+                    importlib.util.find_spec("ray") is None,
+                    reason="the extra 'ray' is not installed",
+                ),
+            ]
+        yield pytest.param(name, marks=marks)
+
+
+BACKENDS = list(_backend_params())
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    """Each registered backend in turn."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """One local Ray cluster for the whole session."""
+    ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        object_store_memory=400 * 2**20,
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def shared_executors():
+    """Open executors by backend, made on first use and closed at the end of the session."""
+    executors = {}
+    yield executors
+    for executor in executors.values():
+        executor.close()
+
+
+@pytest.fixture
+def executor(backend, shared_executors):
+    """An open executor of each backend, shared by the tests that leave it usable."""
+    if backend not in shared_executors:
+        shared_executors[backend] = make_executor(backend, WORKERS.get(backend, 2))
+        shared_executors[backend].start()
+    return shared_executors[backend]
+
+
+@pytest.fixture
+def new_executor(backend, no_leaks):
+    """A function that opens an executor of each backend for one test alone."""
+    executors = []
+
+    def open_executor(workers=None, **options):
+        workers = WORKERS.get(backend, 2) if workers is None else workers
+        executor = make_executor(backend, workers, **options)
+        executors.append(executor)
+        executor.start()
+        return executor
+
+    yield open_executor
+    for executor in executors:
+        executor.close()
+
+
+@pytest.fixture
+def no_leaks():
+    """Fail the test if it leaves a child process, a descriptor or a segment in /dev/shm."""
+    before = _footprint()
+    yield
+    deadline = time.monotonic() + 20
+    while (extra := _difference(_footprint(), before)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not extra, f"left behind: {extra}"
+
+
+def _footprint():
+    children = {
+        child.pid: child.name()
+        for child in psutil.Process().children(recursive=True)
+        if child.is_running() and not _belongs_to_ray(child)
+    }
+    segments = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    return {"children": children, "segments": segments}
+
+
+def _belongs_to_ray(process):
+    try:
+        names = [process.name(), *(parent.name() for parent in process.parents())]
+    except psutil.Error:
+        return True  # it ended while we looked
+    return any(name.startswith(("ray", "raylet", "gcs_server")) for name in names)
+
+
+def _difference(after, before):
+    return {
+        kind: extra
+        for kind in after
+        if (extra := {key for key in after[kind] if key not in before[kind]})
+    }
