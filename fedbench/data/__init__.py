@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedbench.data.federated import FederatedDataset as FederatedDataset
     from fedbench.data.images import load_digits as load_digits
     from fedbench.data.images import load_mnist5k as load_mnist5k
-    from fedbench.data.partition import partition as partition
+    from fedbench.data.partitioners import partition as partition
+    from fedbench.data.transforms import rotate_clients as rotate_clients
 
 DATASETS: Registry[Callable[..., Any]] = Registry(
     "dataset",
@@ -36,12 +37,28 @@ PARTITIONERS: Registry[Callable[..., Any]] = Registry(
     "partitioner",
     {
         "iid": Entry(
-            "fedbench.data.partition:iid",
+            "fedbench.data.partitioners:iid",
             "equal shares of the shuffled samples",
         ),
         "dirichlet": Entry(
-            "fedbench.data.partition:dirichlet",
+            "fedbench.data.partitioners:dirichlet",
             "label skew: every class is divided by Dirichlet(alpha) proportions",
+        ),
+        "shards": Entry(
+            "fedbench.data.partitioners:shards",
+            "label skew: samples sorted by class, two shards per client (FedAvg)",
+        ),
+        "classes": Entry(
+            "fedbench.data.partitioners:classes",
+            "label skew: exactly k classes per client",
+        ),
+        "quantity": Entry(
+            "fedbench.data.partitioners:quantity",
+            "quantity skew: Dirichlet(alpha) sizes, equal class distribution",
+        ),
+        "natural": Entry(
+            "fedbench.data.partitioners:natural",
+            "one client per natural key: writer, speaker, device",
         ),
     },
 )
@@ -53,7 +70,8 @@ _EXPORTS = {
     "FederatedDataset": "fedbench.data.federated",
     "load_digits": "fedbench.data.images",
     "load_mnist5k": "fedbench.data.images",
-    "partition": "fedbench.data.partition",
+    "partition": "fedbench.data.partitioners",
+    "rotate_clients": "fedbench.data.transforms",
 }
 
 __all__ = [
@@ -65,6 +83,7 @@ __all__ = [
     "load_digits",
     "load_mnist5k",
     "partition",
+    "rotate_clients",
 ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,12 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedbench.data._checks import (
+    IndexArray,
+    check_partition,
+    check_samples,
+    checked_ids,
+    index_array,
+)
+from fedbench.data.partitioners import natural
+from fedbench.registry import missing_extra
+
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 __all__ = ["ArrayDataset", "ClientData", "FederatedDataset"]
-
-IndexArray = npt.NDArray[np.int64]
 
 
 class ClientData(NamedTuple):
@@ -45,9 +55,9 @@ class ArrayDataset:
         int64 classes in ``[0, num_classes)``, or float32 values for a regression.
     num_classes : int or None
         Number of classes; None for a regression.
-    client_keys : sequence of hashable, optional
+    client_keys : sequence of int or str, optional
         For every training sample the client it belongs to by nature (its writer, speaker,
-        device), which :meth:`by_client` uses.
+        device), which :meth:`federate_by_key` uses.
 
     Raises
     ------
@@ -60,7 +70,7 @@ class ArrayDataset:
     test_inputs: torch.Tensor
     test_targets: torch.Tensor
     num_classes: int | None
-    client_keys: Sequence[Hashable] | None = None
+    client_keys: Sequence[int | str] | None = None
 
     def __post_init__(self) -> None:
         check_samples(self.inputs, self.targets, self.num_classes)
@@ -107,6 +117,33 @@ class ArrayDataset:
             test_inputs=self.test_inputs,
             test_targets=self.test_targets,
             num_classes=self.num_classes,
+        )
+
+    def federate_by_key(self, *, min_size: int = 1) -> FederatedDataset:
+        """Make one client of the training samples of each key in `client_keys`.
+
+        The keys become the ``client_ids``, in the order in which they appear.
+
+        Parameters
+        ----------
+        min_size : int
+            Least number of samples per client; a smaller client is an error that names it.
+        """
+        if self.client_keys is None:
+            raise ValueError(
+                "client_keys must be given for a division by key, got None. "
+                "Use federate(...) with a partitioner, or give every sample a key."
+            )
+        ids = [key if isinstance(key, str) else operator.index(key) for key in self.client_keys]
+        unique = tuple(dict.fromkeys(ids))
+        return FederatedDataset(
+            self.inputs,
+            self.targets,
+            natural(self.targets, len(unique), keys=ids, min_size=min_size),
+            test_inputs=self.test_inputs,
+            test_targets=self.test_targets,
+            num_classes=self.num_classes,
+            client_ids=unique,
         )
 
 
@@ -156,9 +193,9 @@ class FederatedDataset:
         self.test_inputs = test_inputs
         self.test_targets = test_targets
         self.num_classes = num_classes
-        self.client_ids = _checked_ids(client_ids, len(partition))
-        parts = [_index_array(part) for part in partition]
-        _check_partition(parts, len(targets), self.client_ids)
+        self.client_ids = checked_ids(client_ids, len(partition))
+        parts = [index_array(part) for part in partition]
+        check_partition(parts, len(targets), self.client_ids)
         # One flat index and its offsets: a list of a million tensors would be slow to ship.
         self._indices = torch.from_numpy(np.concatenate(parts))
         self._offsets = torch.from_numpy(
@@ -226,6 +263,48 @@ class FederatedDataset:
         table[list(range(self.num_classes))] = counts.view(self.num_clients, -1).numpy()
         return table
 
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw the class distribution: one bar per client, one colour per class.
+
+        Parameters
+        ----------
+        axes : matplotlib.axes.Axes, optional
+            Where to draw; a new figure by default.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+            The axes; ``axes.figure.savefig(path)`` writes the picture.
+
+        Raises
+        ------
+        MissingExtraError
+            If matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise missing_extra("plot()", error.name, "plot") from error
+
+        if axes is None:
+            # A figure of its own, not one of pyplot's: no global state, no display needed.
+            axes = Figure(layout="constrained").subplots()
+        table = self.summary()
+        names = [str(name) for name in table.index]
+        columns = list(table.columns[1:]) or ["samples"]
+        left = np.zeros(len(table))
+        for column in columns:
+            counts = table[column].to_numpy()
+            axes.barh(names, counts, left=left, label=str(column), height=1.0)
+            left = left + counts
+        axes.set(xlabel="training samples", ylabel="client")
+        if len(names) > 40:
+            axes.set_yticks([])
+        axes.invert_yaxis()
+        if 1 < len(columns) <= 20:
+            axes.legend(title="class", fontsize="small")
+        return axes
+
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.inputs.shape[1:])
         return (
@@ -233,107 +312,3 @@ class FederatedDataset:
             f"{len(self.test_targets)} test samples of shape {shape}, "
             f"num_classes={self.num_classes})"
         )
-
-
-def check_samples(
-    inputs: torch.Tensor, targets: torch.Tensor, num_classes: int | None, *, prefix: str = ""
-) -> None:
-    """Refuse samples of the wrong type or length, NaN or infinity, and classes out of range."""
-    for name, tensor, kinds in (
-        (f"{prefix}inputs", inputs, (torch.float32, torch.int64)),
-        (f"{prefix}targets", targets, (torch.float32 if num_classes is None else torch.int64,)),
-    ):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                f"{name} must be a torch tensor, got {type(tensor).__name__}. "
-                "Convert it with torch.as_tensor(...)."
-            )
-        if tensor.dtype not in kinds or tensor.dim() == 0:
-            expected = " or ".join(str(kind) for kind in kinds)
-            raise TypeError(
-                f"{name} must be a {expected} tensor with one row per sample, got {tensor.dtype} "
-                f"of shape {tuple(tensor.shape)}. Convert it with .to({kinds[0]})."
-            )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            bad = int(
-                torch.isfinite(tensor).view(len(tensor), -1).all(1).logical_not().nonzero()[0]
-            )
-            raise ValueError(
-                f"{name} must be finite, got NaN or infinity in sample {bad}. "
-                "Mend or leave out that sample."
-            )
-    if len(inputs) != len(targets):
-        raise ValueError(
-            f"{prefix}inputs and {prefix}targets must have the same length, got {len(inputs)} and "
-            f"{len(targets)}. Give one target per sample."
-        )
-    if num_classes is None:
-        return
-    if not isinstance(num_classes, int) or num_classes < 1:
-        raise ValueError(
-            f"num_classes must be an integer >= 1 or None (a regression), got {num_classes!r}. "
-            "Count the classes of the targets."
-        )
-    outside = ((targets < 0) | (targets >= num_classes)).nonzero()
-    if len(outside):
-        sample = int(outside[0, 0])
-        value = int(targets[tuple(outside[0].tolist())])
-        raise ValueError(
-            f"{prefix}targets must be classes in [0, {num_classes}), got {value} in sample "
-            f"{sample}. Number the classes from 0, or raise num_classes."
-        )
-
-
-def _index_array(part: npt.ArrayLike) -> IndexArray:
-    array = np.asarray(part)
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(
-            "partition must hold one-dimensional integer arrays, got "
-            f"{array.dtype} of shape {array.shape}. Give sample indices per client."
-        )
-    return array.astype(np.int64)
-
-
-def _checked_ids(client_ids: Sequence[int | str] | None, count: int) -> tuple[int | str, ...]:
-    if count == 0:
-        raise ValueError("partition must have at least one client, got none. Raise num_clients.")
-    if client_ids is None:
-        return tuple(range(count))
-    ids = tuple(client_ids)
-    if len(ids) != count:
-        raise ValueError(
-            f"client_ids must have one name per client ({count}), got {len(ids)}. "
-            "Leave it out to number the clients."
-        )
-    if len(set(ids)) != count:
-        double = next(name for position, name in enumerate(ids) if name in ids[:position])
-        raise ValueError(f"client_ids must be unique, got {double!r} twice. Rename one of them.")
-    return ids
-
-
-def _check_partition(
-    parts: Sequence[IndexArray], num_samples: int, client_ids: tuple[int | str, ...]
-) -> None:
-    owners = np.full(num_samples, -1, np.int64)
-    for position, part in enumerate(parts):
-        name = client_ids[position]
-        if len(part) == 0:
-            raise ValueError(
-                f"partition must give every client at least one sample, got none for client "
-                f"{name!r}. Leave the client out, or lower num_clients."
-            )
-        if part.min() < 0 or part.max() >= num_samples:
-            bad = int(part.min() if part.min() < 0 else part.max())
-            raise ValueError(
-                f"partition must hold indices in [0, {num_samples}), got {bad} for client "
-                f"{name!r}. Partition the training samples of this data set."
-            )
-        taken = part[owners[part] >= 0]
-        owners[part] = position
-        if len(taken) or len(np.unique(part)) != len(part):
-            raise ValueError(
-                "partition must give every sample to one client only, got a sample of client "
-                f"{name!r} twice. Remove the repeated indices."
-            )
