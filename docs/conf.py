@@ -27,25 +27,12 @@ language = "en"
 # Broken references are errors. What is let through: names of other projects (the build needs no
 # network, so it cannot read their inventories) and the prose in the types of numpydoc sections.
 nitpicky = True
-OTHER_PROJECTS = [
-    "abc",
-    "collections",
-    "concurrent",
-    "dataclasses",
-    "enum",
-    "functools",
-    "matplotlib",
-    "numpy",
-    "np",
-    "pandas",
-    "pd",
-    "pathlib",
-    "torch",
-    "types",
-    "typing",
-]
+OTHER_PROJECTS = (
+    r"(abc|collections|concurrent|dataclasses|enum|functools|matplotlib|numpy|np|pandas|pd|pathlib"
+    r"|torch|types|typing)"
+)
 nitpick_ignore_regex = [
-    (r"py:.*", rf"({'|'.join(OTHER_PROJECTS)})\..*"),
+    (r"py:.*", OTHER_PROJECTS + r"\..*"),
     (r"py:class", r"(?!fedbench\.)[^A-Z].*|.* .*"),
     (r"py:exc", r"[A-Z]\w*Error"),
     (r"py:obj", r"fedbench\..*\.[A-Z]"),  # type variables
