@@ -127,3 +127,14 @@ def test_cmake_releases_configure_the_project(
     cmake.chmod(0o755)
     options = ["-DFEDBENCH_BUILD_PYTHON=OFF", "-DFEDBENCH_BUILD_TESTS=OFF"]
     run(cmake, "-S", source_tree, "-B", tmp_path / "build", *options, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_an_old_pip_installs_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """Pip 21.3 is the first that knows editable installs of projects like this one."""
+    run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "pip==21.3.1", cwd=tmp_path)
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    code = "from fedbench._native import core; print(core.cpu_features())"
+    assert run(python, "-P", "-c", code, cwd=tmp_path).startswith("[")
