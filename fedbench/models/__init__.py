@@ -14,14 +14,22 @@ from typing import TYPE_CHECKING, Any
 from fedbench.registry import Entry, Registry
 
 if TYPE_CHECKING:
+    from fedbench.models.dense import linear_regression as linear_regression
     from fedbench.models.dense import logistic_regression as logistic_regression
     from fedbench.models.dense import mlp as mlp
     from fedbench.models.initialization import initialized as initialized
+    from fedbench.models.resnet import resnet18 as resnet18
+    from fedbench.models.text import char_lstm as char_lstm
+    from fedbench.models.text import char_transformer as char_transformer
+    from fedbench.models.vision import cifar_cnn as cifar_cnn
     from fedbench.models.vision import fedavg_cnn as fedavg_cnn
 
 MODELS: Registry[Callable[..., Any]] = Registry(
     "model",
     {
+        "linear_regression": Entry(
+            "fedbench.models.dense:linear_regression", "one linear layer to one value"
+        ),
         "logistic_regression": Entry(
             "fedbench.models.dense:logistic_regression", "one linear layer"
         ),
@@ -30,18 +38,46 @@ MODELS: Registry[Callable[..., Any]] = Registry(
             "fedbench.models.vision:fedavg_cnn",
             "two 5x5 convolutions, 32 and 64 channels, dense 512 (FedAvg)",
         ),
+        "cifar_cnn": Entry("fedbench.models.vision:cifar_cnn", "LeNet-5 for 32x32 colour images"),
+        "resnet18": Entry(
+            "fedbench.models.resnet:resnet18",
+            "ResNet-18 with GroupNorm or BatchNorm, CIFAR or ImageNet stem",
+        ),
+        "char_lstm": Entry(
+            "fedbench.models.text:char_lstm",
+            "next character: embedding 8, two LSTM layers of 256 (FedAvg)",
+        ),
+        "char_transformer": Entry(
+            "fedbench.models.text:char_transformer", "next character: a small GPT-2"
+        ),
     },
 )
 """Functions ``(..., *, seed=0) -> torch.nn.Module``."""
 
 _EXPORTS = {
+    "char_lstm": "fedbench.models.text",
+    "char_transformer": "fedbench.models.text",
+    "cifar_cnn": "fedbench.models.vision",
     "fedavg_cnn": "fedbench.models.vision",
     "initialized": "fedbench.models.initialization",
+    "linear_regression": "fedbench.models.dense",
     "logistic_regression": "fedbench.models.dense",
     "mlp": "fedbench.models.dense",
+    "resnet18": "fedbench.models.resnet",
 }
 
-__all__ = ["MODELS", "fedavg_cnn", "initialized", "logistic_regression", "mlp"]
+__all__ = [
+    "MODELS",
+    "char_lstm",
+    "char_transformer",
+    "cifar_cnn",
+    "fedavg_cnn",
+    "initialized",
+    "linear_regression",
+    "logistic_regression",
+    "mlp",
+    "resnet18",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,11 +5,40 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from fedbench.models.initialization import initialized
 
-__all__ = ["logistic_regression", "mlp"]
+__all__ = ["linear_regression", "logistic_regression", "mlp"]
+
+
+class _LinearRegression(nn.Linear):
+    """A linear layer with one output, whose unit dimension is dropped."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).squeeze(-1)
+
+
+def linear_regression(in_features: int, *, bias: bool = True, seed: int = 0) -> nn.Module:
+    """Return linear regression to one value.
+
+    Parameters
+    ----------
+    in_features : int
+        Number of values per sample.
+    bias : bool
+        Whether the model has an intercept.
+    seed : int
+        Seed of the initial parameters.
+
+    Returns
+    -------
+    torch.nn.Module
+        ``[batch, in_features]`` to values ``[batch]``; the parameters are called ``weight``
+        (``[1, in_features]``) and ``bias`` (``[1]``).
+    """
+    return initialized(lambda: _LinearRegression(in_features, 1, bias=bias), seed=seed)
 
 
 def logistic_regression(in_features: int, num_classes: int, *, seed: int = 0) -> nn.Module:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from fedbench.reproducibility import torch_generator
 
-__all__ = ["initialized"]
+__all__ = ["SelfInitializing", "initialized"]
+
+
+@runtime_checkable
+class SelfInitializing(Protocol):
+    """A module that departs from torch's defaults; called after they were applied."""
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw parameters from `generator`, and from nothing else."""
 
 
 def initialized(factory: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module:
@@ -18,7 +27,8 @@ def initialized(factory: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module
 
     The layers get the distributions that torch's constructors use (Kaiming-uniform for dense
     and convolutional layers, uniform for recurrent ones, standard normal embeddings, ones and
-    zeros for normalisation), in the order of ``module.modules()``.
+    zeros for normalisation), in the order of ``module.modules()``; then modules with a method
+    ``initialize(generator)`` draw what they want otherwise.
 
     Parameters
     ----------
@@ -45,6 +55,9 @@ def initialized(factory: Callable[[], nn.Module], *, seed: int = 0) -> nn.Module
     with torch.no_grad():
         for name, layer in module.named_modules():
             _initialize(name, layer, generator)
+        for layer in module.modules():
+            if isinstance(layer, SelfInitializing):
+                layer.initialize(generator)
     return module
 
 

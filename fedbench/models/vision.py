@@ -8,7 +8,7 @@ from torch import nn
 
 from fedbench.models.initialization import initialized
 
-__all__ = ["fedavg_cnn"]
+__all__ = ["cifar_cnn", "fedavg_cnn"]
 
 
 def fedavg_cnn(
@@ -55,6 +55,47 @@ def fedavg_cnn(
                 dense=nn.Linear(64 * (image_size // 4) ** 2, 512),
                 relu3=nn.ReLU(),
                 output=nn.Linear(512, num_classes),
+            )
+        )
+
+    return initialized(build, seed=seed)
+
+
+def cifar_cnn(num_classes: int = 10, *, seed: int = 0) -> nn.Module:
+    """Return a small CNN for 32x32 colour images, in the manner of LeNet-5.
+
+    Two unpadded 5x5 convolutions (6 and 16 channels), each with ReLU and 2x2 max pooling, and
+    dense layers of 120, 84 and `num_classes` units: 62,006 parameters for 10 classes. Many
+    federated-learning studies use it on CIFAR-10 (He et al., 2020, for example).
+
+    Parameters
+    ----------
+    num_classes : int
+        Number of classes.
+    seed : int
+        Seed of the initial parameters.
+
+    Returns
+    -------
+    torch.nn.Module
+        ``[batch, 3, 32, 32]`` to logits ``[batch, num_classes]``.
+    """
+
+    def build() -> nn.Module:
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(3, 6, 5),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(6, 16, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                dense1=nn.Linear(400, 120),
+                relu3=nn.ReLU(),
+                dense2=nn.Linear(120, 84),
+                relu4=nn.ReLU(),
+                output=nn.Linear(84, num_classes),
             )
         )
 
