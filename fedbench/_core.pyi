@@ -1,4 +1,16 @@
-"""Types of the C++ extension; `mypy.stubtest` checks them against the built module."""
+"""Types of the C++ extension; `mypy.stubtest` checks them against the built module.
+
+A buffer is a C-contiguous numpy array, or the address of a torch tensor's first element as an
+int; the caller keeps what is behind an address alive for the length of the call.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+_Buffer: TypeAlias = int | npt.NDArray[Any]
 
 def compiler() -> str: ...
 def cpu_features() -> list[str]: ...
@@ -6,3 +18,17 @@ def isa_level() -> str: ...
 def isa_levels() -> list[str]: ...
 def num_threads() -> int: ...
 def set_num_threads(threads: int) -> None: ...
+def allocate(bytes: int) -> npt.NDArray[np.uint8]: ...
+def trim_buffers() -> None: ...
+def mean(
+    rows: list[_Buffer],
+    sizes: Sequence[int],
+    dtypes: Sequence[int],
+    outs: list[_Buffer],
+    out_dtypes: Sequence[int],
+    weights: Sequence[float] | npt.NDArray[np.float64],
+    total_weight: float | None,
+) -> bool: ...
+def first_nonfinite(
+    rows: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]
+) -> tuple[int, int] | None: ...

@@ -57,6 +57,24 @@ inline float float16_to_float(std::uint16_t half) noexcept {
     return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
 }
 
+// The float16 nearest to a float given by its bits, ties to even.
+inline std::uint16_t float_bits_to_float16(std::uint32_t bits) noexcept {
+    const std::uint32_t sign = (bits >> 16) & 0x8000U;
+    const std::uint32_t magnitude = bits & 0x7fffffffU;
+    std::uint32_t half = 0;
+    if (magnitude > 0x7f800000U) {
+        half = 0x7e00U;
+    } else if (magnitude >= 0x47800000U) {  // 2^16 and more
+        half = 0x7c00U;
+    } else if (magnitude >= 0x38800000U) {  // normal in float16: rebias, round at bit 13
+        half = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+    } else {  // adding 0.5 leaves the multiple of 2^-24 in the last bits
+        const float rounded = std::bit_cast<float>(magnitude) + 0.5F;
+        half = std::bit_cast<std::uint32_t>(rounded) - 0x3f000000U;
+    }
+    return static_cast<std::uint16_t>(sign | half);
+}
+
 inline float bfloat16_to_float(std::uint16_t bits) noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }

@@ -1,0 +1,106 @@
+// Large result buffers: on huge pages where the system grants them, and kept for the next result.
+//
+// A fresh buffer of tens of megabytes costs more in page faults than the mean that fills it.
+#pragma once
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <mutex>
+#include <new>
+#include <vector>
+
+namespace fedbench {
+
+class BufferPool {
+  public:
+    static constexpr std::size_t kHugePage = std::size_t{1} << 21;
+    // What unused blocks may keep from the system, all together.
+    static constexpr std::size_t kMaxKept = std::size_t{256} << 20;
+
+    // At least `bytes` bytes, aligned to a huge page, with unspecified content.
+    void* allocate(std::size_t bytes) {
+        const std::size_t size = rounded(bytes);
+        {
+            const std::lock_guard lock(mutex_);
+            for (std::size_t i = kept_.size(); i-- > 0;) {
+                if (kept_[i].size != size) continue;
+                void* address = kept_[i].address;
+                kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(i));
+                kept_bytes_ -= size;
+                return address;
+            }
+        }
+        return map(size);
+    }
+
+    void release(void* address, std::size_t bytes) noexcept {
+        const std::size_t size = rounded(bytes);
+        if (size > kMaxKept) {
+            ::munmap(address, size);
+            return;
+        }
+        const std::lock_guard lock(mutex_);
+        kept_.push_back({address, size});
+        kept_bytes_ += size;
+        while (kept_bytes_ > kMaxKept) {
+            ::munmap(kept_.front().address, kept_.front().size);
+            kept_bytes_ -= kept_.front().size;
+            kept_.erase(kept_.begin());
+        }
+    }
+
+    // Returns unused blocks to the system.
+    void trim() noexcept {
+        const std::lock_guard lock(mutex_);
+        for (const Block& block : kept_) ::munmap(block.address, block.size);
+        kept_.clear();
+        kept_bytes_ = 0;
+    }
+
+    // Never destroyed: results may outlive the module's statics.
+    static BufferPool& instance() {
+        static BufferPool* const pool = [] {
+            auto* fresh = new BufferPool;
+            fresh->kept_.reserve(kMaxKept / kHugePage + 1);
+            // A fork while another thread is inside must not leave the child's mutex locked.
+            ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                             [] { instance().mutex_.unlock(); });
+            return fresh;
+        }();
+        return *pool;
+    }
+
+  private:
+    struct Block {
+        void* address;
+        std::size_t size;
+    };
+
+    static std::size_t rounded(std::size_t bytes) {
+        return (bytes + kHugePage - 1) / kHugePage * kHugePage;
+    }
+
+    static void* map(std::size_t size) {
+        // Ask for one huge page more and give back what lies outside the alignment.
+        void* raw = ::mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (raw == MAP_FAILED) throw std::bad_alloc();
+        auto* start = static_cast<char*>(raw);
+        const std::size_t lead =
+            (kHugePage - reinterpret_cast<std::size_t>(raw) % kHugePage) % kHugePage;
+        if (lead > 0) ::munmap(start, lead);
+        ::munmap(start + lead + size, kHugePage - lead);
+#if defined(MADV_HUGEPAGE)
+        ::madvise(start + lead, size, MADV_HUGEPAGE);
+#endif
+        return start + lead;
+    }
+
+    std::mutex mutex_;
+    std::vector<Block> kept_;
+    std::size_t kept_bytes_ = 0;
+};
+
+}  // namespace fedbench
