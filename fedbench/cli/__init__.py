@@ -3,8 +3,8 @@
 Exit codes: 0 done, 1 failed, 2 used wrongly (a wrong option, a file that cannot be written),
 130 interrupted. An error is one line on stderr. Results go to stdout, everything else to stderr.
 
-Every command is a module of its own, imported when it is used, so that ``--help`` and
-``--version`` are quick.
+Every command is a module of its own, ``<name>_command.py`` (a module called ``list`` would hide the
+builtin here), imported when it is used, so that ``--help`` and ``--version`` are quick.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ class Command:
 
 COMMANDS = {
     "report": Command(
-        "fedbench.cli.report:report", "Measure workloads over backends; print the speedup table."
+        "fedbench.cli.report_command:report",
+        "Measure workloads over backends; print the speedup table.",
     ),
-    "run": Command("fedbench.cli.run:run", "Run one simulation and print its metrics."),
+    "run": Command("fedbench.cli.run_command:run", "Run one simulation and print its metrics."),
     "list": Command(
-        "fedbench.cli.list:list_names", "List workloads, algorithms, backends, models, ..."
+        "fedbench.cli.list_command:list_names", "List workloads, algorithms, backends, models, ..."
     ),
     "doctor": Command(
-        "fedbench.cli.doctor:doctor", "Check this machine: cores, memory, optional packages."
+        "fedbench.cli.doctor_command:doctor",
+        "Check this machine: cores, memory, optional packages.",
     ),
 }
 """Name to command, in the order of the help text."""
@@ -93,12 +95,11 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
 
 EPILOG = """\b
 Examples:
-  fedbench report                      the speedup table of this machine
-  fedbench report --out table.csv      ... and as a file (.csv .md .json .parquet)
-  fedbench report --preset smoke       a first look, in seconds
-  fedbench run --workload digits-mlp --backend processes --workers 2
-  fedbench list                        what there is to choose from
-  fedbench doctor                      is this machine set up well?
+  fedbench report --preset smoke     a first look, in seconds
+  fedbench report --out table.csv    the speedup table, also as a file
+  fedbench run --workload digits-mlp --backend processes
+  fedbench list                      what there is to choose from
+  fedbench doctor                    is this machine set up well?
 
 `fedbench COMMAND --help` explains a command.
 """

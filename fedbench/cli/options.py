@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from fedbench.report.driver import Progress
 
-__all__ = ["ListCommand", "progress_bar", "terminal_width", "usage_errors"]
+__all__ = ["ListCommand", "progress_bar", "terminal_width", "usage_errors", "write_files"]
 
 
 class ListCommand(click.Command):
@@ -78,3 +78,19 @@ _BAR = "{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {desc}"
 def _draw(bar: Any, progress: Progress) -> None:
     bar.total, bar.n = progress.total, progress.done
     bar.set_description_str(progress.message)
+
+
+def write_files(contents: dict[str, bytes]) -> None:
+    """Write every file and say so; the first failure is raised when all have been tried."""
+    from fedbench.errors import OutputError
+    from fedbench.report import write_atomically
+
+    failures: list[OutputError] = []
+    for target, content in contents.items():
+        try:
+            write_atomically(target, content)
+            click.echo(f"wrote {target}", err=True)
+        except OutputError as error:
+            failures.append(error)
+    if failures:
+        raise OutputError(" ".join(map(str, failures)))

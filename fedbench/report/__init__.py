@@ -1,12 +1,60 @@
-"""Measure workloads over backends, and show what was measured."""
+"""Measure workloads over backends, and show what was measured.
 
-from fedbench.report.columns import COLUMNS, Column, succeeded
-from fedbench.report.driver import Progress, measure
-from fedbench.report.frames import to_frame
-from fedbench.report.output import check_writable, write_atomically
-from fedbench.report.records import Configuration, Measurement, Report, Sample
-from fedbench.report.render import FORMATS, FRAME_FORMATS, format_of, notes, render_text
-from fedbench.report.settings import PRESETS, Settings, default_worker_counts, find_preset
+The public names are imported when they are first used: a process that runs a configuration must
+hold its own memory only, and not that of pandas and of the tables.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedbench.report.columns import COLUMNS as COLUMNS
+    from fedbench.report.columns import Column as Column
+    from fedbench.report.columns import succeeded as succeeded
+    from fedbench.report.driver import Progress as Progress
+    from fedbench.report.driver import measure as measure
+    from fedbench.report.frames import to_frame as to_frame
+    from fedbench.report.output import check_writable as check_writable
+    from fedbench.report.output import write_atomically as write_atomically
+    from fedbench.report.records import Configuration as Configuration
+    from fedbench.report.records import Measurement as Measurement
+    from fedbench.report.records import Report as Report
+    from fedbench.report.records import Sample as Sample
+    from fedbench.report.render import FORMATS as FORMATS
+    from fedbench.report.render import FRAME_FORMATS as FRAME_FORMATS
+    from fedbench.report.render import format_of as format_of
+    from fedbench.report.render import notes as notes
+    from fedbench.report.render import render_text as render_text
+    from fedbench.report.settings import PRESETS as PRESETS
+    from fedbench.report.settings import Settings as Settings
+    from fedbench.report.settings import default_worker_counts as default_worker_counts
+    from fedbench.report.settings import find_preset as find_preset
+
+_EXPORTS = {
+    "COLUMNS": "columns",
+    "FORMATS": "render",
+    "FRAME_FORMATS": "render",
+    "PRESETS": "settings",
+    "Column": "columns",
+    "Configuration": "records",
+    "Measurement": "records",
+    "Progress": "driver",
+    "Report": "records",
+    "Sample": "records",
+    "Settings": "settings",
+    "check_writable": "output",
+    "default_worker_counts": "settings",
+    "find_preset": "settings",
+    "format_of": "render",
+    "measure": "driver",
+    "notes": "render",
+    "render_text": "render",
+    "succeeded": "columns",
+    "to_frame": "frames",
+    "write_atomically": "output",
+}
 
 __all__ = [
     "COLUMNS",
@@ -31,3 +79,14 @@ __all__ = [
     "to_frame",
     "write_atomically",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        module = importlib.import_module(f"fedbench.report.{_EXPORTS[name]}")
+        return getattr(module, name)
+    raise AttributeError(f"module 'fedbench.report' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

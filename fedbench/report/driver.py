@@ -26,7 +26,7 @@ import psutil
 
 from fedbench.environment import describe_environment
 from fedbench.errors import FedbenchError
-from fedbench.report.contender import largest_difference
+from fedbench.report.contender import Contender, largest_difference
 from fedbench.report.host import ContenderError, Host
 from fedbench.report.processes import cpu_seconds, family, machine_busy_seconds
 from fedbench.report.records import Configuration, Measurement, Report, Sample
@@ -62,7 +62,7 @@ class Contestant(Protocol):
     def begin(self, step: str) -> None: ...
     def finish(self, step: str, *, watch_memory: bool = False) -> Any: ...
     def call(self, step: str, *, watch_memory: bool = False) -> Any: ...
-    def close(self) -> None: ...
+    def close(self, *, at_once: bool = False) -> None: ...
 
 
 Launch = Callable[[Configuration, Settings], Contestant]
@@ -103,12 +103,8 @@ def measure(
 
 
 def _launch_host(configuration: Configuration, settings: Settings) -> Contestant:
-    return Host(
-        configuration,
-        seed=settings.seed,
-        reproducibility=settings.reproducibility,
-        timeout_s=settings.timeout_s,
-    )
+    contender = Contender(configuration, settings.seed, settings.reproducibility)
+    return Host(contender, timeout_s=settings.timeout_s)
 
 
 @dataclass
@@ -211,7 +207,8 @@ def _measure_job(
         entries = []
         for configuration in job.configurations:
             host = launch(configuration, settings)
-            stack.callback(host.close)
+            # Ctrl-C must not wait for the rounds that are running.
+            stack.push(lambda kind, *_, host=host: host.close(at_once=kind is not None))
             entries.append(_Entry(configuration, host))
         _prepare(entries, counter)
         _warm_up(entries, settings, counter)

@@ -21,9 +21,7 @@ from typing import Any
 import psutil
 
 from fedbench.errors import FedbenchError
-from fedbench.report.contender import Contender
 from fedbench.report.processes import PeakMemory, family
-from fedbench.report.records import Configuration
 
 __all__ = ["ContenderError", "Host"]
 
@@ -45,28 +43,16 @@ class Host:
 
     Parameters
     ----------
-    configuration : Configuration
-        What the process runs.
-    seed : int
-        Seed of the simulation.
-    reproducibility : {"L0", "L1"}
-        Level of the simulation.
+    contender : object
+        Picklable; its methods are the steps, and it has ``close()``.
     timeout_s : float
         Longest time for one step; a process that needs more is killed.
     """
 
-    def __init__(
-        self,
-        configuration: Configuration,
-        *,
-        seed: int,
-        reproducibility: str,
-        timeout_s: float,
-    ) -> None:
+    def __init__(self, contender: object, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._pipe, theirs = Pipe()
-        arguments = (configuration, seed, reproducibility)
         # Not multiprocessing's spawn: that would run the caller's main module again.
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
@@ -82,8 +68,7 @@ class Host:
             start_new_session=True,
         )
         theirs.close()
-        self._pipe.send(arguments)
-        self._waiting = False
+        self._pipe.send(contender)
         self._memory = PeakMemory(lambda: family(self._process.pid))
 
     @property
@@ -136,15 +121,21 @@ class Host:
         self.begin(step)
         return self.finish(step, watch_memory=watch_memory)
 
-    def close(self) -> None:
-        """End the process and all that it started; never raises, never hangs."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the process and all that it started; never hangs, safe to call again.
+
+        Parameters
+        ----------
+        at_once : bool
+            Kill it instead of letting it finish what it is doing.
+        """
         members = family(self._process.pid)
-        with contextlib.suppress(OSError):
-            self._pipe.send(None)
         try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            pass
+            if not at_once:
+                with contextlib.suppress(OSError):  # it has ended, or the pipe is closed
+                    self._pipe.send(None)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_CLOSE_S)
         finally:
             self._kill(members)
             self._pipe.close()
@@ -172,7 +163,7 @@ class Host:
 def serve(descriptor: int) -> None:
     """Run the steps that the parent asks for, until it says None or is gone."""
     pipe = Connection(descriptor)
-    contender = Contender(*pipe.recv())
+    contender = pipe.recv()
     try:
         while (step := pipe.recv()) is not None:
             try:

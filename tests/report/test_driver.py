@@ -58,8 +58,9 @@ class FakeHost:
         self.begin(step)
         return self.finish(step, watch_memory=watch_memory)
 
-    def close(self):
+    def close(self, *, at_once=False):
         self.closed += 1
+        self.closed_at_once = at_once
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_an_interrupt_closes_every_host_and_goes_on_up():
     with pytest.raises(KeyboardInterrupt):
         driver.measure(SETTINGS, launch=launch, on_progress=interrupt)
     assert len(hosts) == 3
-    assert all(host.closed for host in hosts)
+    assert all(host.closed and host.closed_at_once for host in hosts)
 
 
 def test_different_states_are_measured_against_the_baseline(race):

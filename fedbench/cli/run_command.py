@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedbench.cli.options import usage_errors
-from fedbench.cli.report import write_files
+from fedbench.cli.options import usage_errors, write_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +20,7 @@ __all__ = ["run"]
 EPILOG = """\b
 Examples:
   fedbench run --workload digits-logreg
-  fedbench run --workload digits-mlp --algorithm fedprox --rounds 20 --out history.csv
+  fedbench run --workload digits-mlp --algorithm fedprox --out history.csv
   fedbench run --workload mnist5k-cnn --backend processes --workers 2
 
 The same seed gives the same metrics on every backend, to the last bit.

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from fedbench.cli.options import ListCommand, progress_bar, terminal_width, usage_errors
+from fedbench.cli.options import (
+    ListCommand,
+    progress_bar,
+    terminal_width,
+    usage_errors,
+    write_files,
+)
 
 __all__ = ["report"]
 
@@ -13,7 +19,7 @@ Examples:
   fedbench report --out table.csv
   fedbench report --workload digits-mlp --workers 1 2 4
   fedbench report --backend sequential processes
-  fedbench report --preset full --out table.csv --out table.md --out raw.json
+  fedbench report --preset full --out table.csv table.md raw.json
   fedbench report --workload digits-logreg --algorithm fedavg scaffold
 
 \b
@@ -22,9 +28,9 @@ How to read the table:
   speedup     baseline time / own time, paired by round; low and high bound it
   efficiency  of the workers' time, the part that an ideal backend would need
   identical   whether the final state is bitwise that of the baseline
-The baseline is `sequential` with one torch thread. The files have more columns
-than fit on the screen, at full precision; .json has the raw samples and the
-machine.
+The baseline is `sequential` with one torch thread. The files have more
+columns than fit on the screen, at full precision; .json has the raw samples
+and the machine.
 
 \b
 Exit codes:
@@ -35,7 +41,13 @@ Exit codes:
 
 
 @click.command(cls=ListCommand, epilog=EPILOG)
-@click.option("--workload", "workloads", multiple=True, metavar="NAME", help="What to run; see `fedbench list`.")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME",
+    help="What to run; see `fedbench list`.",
+)
 @click.option(
     "--algorithm",
     "algorithms",
@@ -138,19 +150,3 @@ def report(
     click.echo(render_text(result, terminal_width()), nl=False)
     write_files({target: FORMATS[suffix](result) for target, suffix in formats.items()})
     return 0 if succeeded(result) else 1
-
-
-def write_files(contents: dict[str, bytes]) -> None:
-    """Write every file and say so; the first failure is raised when all have been tried."""
-    from fedbench.errors import OutputError
-    from fedbench.report import write_atomically
-
-    failures: list[OutputError] = []
-    for target, content in contents.items():
-        try:
-            write_atomically(target, content)
-            click.echo(f"wrote {target}", err=True)
-        except OutputError as error:
-            failures.append(error)
-    if failures:
-        raise OutputError(" ".join(map(str, failures)))

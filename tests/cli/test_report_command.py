@@ -1,0 +1,160 @@
+"""`fedbench report` with the driver replaced: what is printed, written and returned."""
+
+import dataclasses
+
+import pandas as pd
+import pytest
+
+import fedbench.report
+from fedbench.cli import main
+from fedbench.report import Configuration, Measurement, Progress, Report, Sample
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replace the measurement by a fixed one; give the settings that it was asked for."""
+    asked = []
+
+    def entry(backend, digest="ab" * 32, status="ok", workers=1):
+        configuration = Configuration("digits-logreg", "fedavg", backend, workers)
+        if status != "ok":
+            return Measurement(configuration, status=status)
+        rounds = tuple(Sample(i, {"total": 1.0 / workers}, 0.9, 1.0, 10) for i in range(6))
+        return Measurement(configuration, rounds=rounds, digest=digest, clients=100, cohort=10)
+
+    def measure(settings, *, on_progress=None):
+        asked.append(settings)
+        if on_progress is not None:
+            on_progress(Progress(0, 1, "working"))
+        settings_dict = dataclasses.asdict(settings)
+        return Report(tuple(measure.entries), settings=settings_dict, created="now")
+
+    measure.entries = [entry("sequential"), entry("threads", workers=2)]
+    measure.entry, measure.asked = entry, asked
+    monkeypatch.setattr(fedbench.report, "measure", measure)
+    return measure
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(["report", *arguments])
+    return stop.value.code
+
+
+def test_prints_the_table_on_stdout_and_nothing_else(measured, capfd):
+    assert call() == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines()[0].startswith("digits-logreg (fedavg")
+    assert out.splitlines()[3].split()[:5] == ["threads", "2", "1", "0.500", "2.00"]
+    assert err == ""  # no progress bar without a terminal
+
+
+def test_options_reach_the_driver(measured):
+    code = call(
+        *("--workload", "digits-logreg", "digits-mlp", "--algorithm", "fedprox"),
+        *("--backend", "sequential", "--backend", "threads", "--workers", "1", "2", "4"),
+        *("--rounds", "9", "--seed", "5", "--reproducibility", "L0", "--timeout", "7"),
+    )
+    assert code == 0
+    (settings,) = measured.asked
+    assert settings.workloads == ("digits-logreg", "digits-mlp")
+    assert settings.algorithms == ("fedprox",)
+    assert settings.backends == ("sequential", "threads")
+    assert settings.workers == (1, 2, 4)
+    assert (settings.rounds, settings.seed, settings.timeout_s) == (9, 5, 7.0)
+    assert settings.reproducibility == "L0"
+
+
+def test_equals_signs_and_repetition_mix(measured):
+    assert call("--workers=1", "2", "--workers", "4") == 0
+    assert measured.asked[0].workers == (1, 2, 4)
+
+
+def test_defaults_are_all_backends_and_the_presets_workloads(measured):
+    from fedbench.executors import EXECUTORS
+
+    assert call("--preset", "smoke") == 0
+    assert measured.asked[0].backends == EXECUTORS.names()
+    assert measured.asked[0].workloads == ("digits-logreg",)
+
+
+def test_files_are_written_and_read_back(measured, tmp_path, capfd):
+    targets = [tmp_path / "new" / f"表 t.{suffix}" for suffix in ("csv", "md", "json", "parquet")]
+    assert call("--out", *map(str, targets)) == 0
+    frame = pd.read_csv(targets[0])
+    assert frame["speedup"].tolist() == [1.0, 2.0]
+    assert Report.load(targets[2]).measurements == tuple(measured.entries)
+    assert pd.read_parquet(targets[3])["backend"].tolist() == ["sequential", "threads"]
+    assert capfd.readouterr().err.count("wrote ") == 4
+
+
+def test_writing_twice_replaces(measured, tmp_path):
+    target = tmp_path / "t.csv"
+    assert call("--out", str(target)) == 0
+    first = target.read_bytes()
+    assert call("--out", str(target)) == 0
+    assert target.read_bytes() == first
+
+
+def test_a_failed_backend_is_a_row_and_exit_code_0(measured, capfd):
+    measured.entries.append(measured.entry("ray", status="ray is not installed"))
+    assert call() == 0
+    assert "ray is not installed" in capfd.readouterr().out
+
+
+def test_a_broken_promise_is_exit_code_1(measured, tmp_path, capfd):
+    measured.entries.append(measured.entry("processes", digest="cd" * 32))
+    assert call("--out", str(tmp_path / "t.csv")) == 1
+    assert "must be bitwise that of the baseline and is not" in " ".join(
+        capfd.readouterr().out.split()
+    )
+    assert (tmp_path / "t.csv").exists()
+
+
+def test_a_difference_that_nobody_promised_is_exit_code_0(measured):
+    measured.entries.append(measured.entry("processes", digest="cd" * 32))
+    assert call("--reproducibility", "L0") == 0
+
+
+def test_nothing_ran_is_exit_code_1(measured):
+    measured.entries = [measured.entry("ray", status="ray is not installed")]
+    assert call() == 1
+
+
+def test_a_full_disk_keeps_the_table_and_the_other_files(measured, tmp_path, capfd):
+    full = tmp_path / "full.csv"
+    full.symlink_to("/dev/full")
+    assert call("--out", str(full), str(tmp_path / "t.md")) == 2
+    out, err = capfd.readouterr()
+    assert "speedup" in out
+    assert [line for line in err.splitlines() if "error" in line] == [
+        f"fedbench: error: cannot write '{full}': No space left on device. "
+        "Choose another file with --out."
+    ]
+    assert (tmp_path / "t.md").exists()
+
+
+def test_an_interrupt_is_one_line_and_exit_code_130(measured, monkeypatch, capfd):
+    def measure(settings, *, on_progress=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fedbench.report, "measure", measure)
+    assert call() == 130
+    assert capfd.readouterr().err.strip() == "fedbench: error: interrupted."
+
+
+def test_progress_is_drawn_on_a_terminal_only_on_stderr(measured, monkeypatch, capsys):
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert call() == 0
+    out, err = capsys.readouterr()
+    assert "working" in err
+    assert "working" not in out
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_the_table_fits_the_terminal(measured, monkeypatch, capfd, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert call() == 0
+    assert max(map(len, capfd.readouterr().out.splitlines())) <= int(columns)
