@@ -152,7 +152,9 @@ class Simulation:
 
     @property
     def executor(self) -> Executor:
-        """The executor that runs the client tasks."""
+        """The executor that runs the client tasks, started if the simulation owns it."""
+        if self._owns_executor:
+            self._executor.start()
         return self._executor
 
     @property
@@ -161,8 +163,7 @@ class Simulation:
         return self._model.layout.num_parameters
 
     def __enter__(self) -> Self:
-        if self._owns_executor:
-            self._executor.start()
+        _ = self.executor
         return self
 
     def __exit__(
@@ -232,7 +233,7 @@ class Simulation:
             plan = self.algorithm.plan(self.server, context)
             down = self.algorithm.broadcast(self.server, plan)
             items = self._items(index, plan)
-        results: list[ClientResult] = self._executor.map(
+        results: list[ClientResult] = self.executor.map(
             ClientTask(self._side),
             items,
             broadcast=down,
@@ -358,7 +359,7 @@ class Simulation:
             for split in models
             for start in range(0, total, _EVALUATION_CHUNK)
         ]
-        sums = self._executor.map(EvaluationTask(self._side), chunks, broadcast=dict(models))
+        sums = self.executor.map(EvaluationTask(self._side), chunks, broadcast=dict(models))
         totals = dict.fromkeys(models, EvaluationSums())
         for (split, _, _), part in zip(chunks, sums, strict=True):
             totals[split] += part

@@ -20,7 +20,14 @@ from fedbench.training.losses import Loss
 from fedbench.training.parameters import ALIGNMENT
 from fedbench.training.worker_model import WorkerModel
 
-__all__ = ["LocalWork", "full_gradient", "local_sgd"]
+__all__ = [
+    "LocalWork",
+    "SGDStep",
+    "batch_gradient",
+    "full_gradient",
+    "local_sgd",
+    "shuffled_batches",
+]
 
 
 @dataclass(frozen=True)
@@ -128,42 +135,97 @@ def local_sgd(
     With one intra-op thread the result is a function of the arguments alone, the same bits on
     every backend.
     """
-    module, parameters = model.module, model.trainable
-    module.train()
-    anchors = model.layout.views(anchor) if proximal and anchor is not None else None
-    corrections = model.layout.views(correction) if correction is not None else None
-    momenta: list[Tensor] | None = None
+    model.module.train()
+    step = SGDStep(model, work, loss, proximal=proximal, anchor=anchor, correction=correction)
     losses: list[Tensor] = []
     sizes: list[int] = []
     for epoch in range(work.epochs):
-        order = torch.randperm(len(data.inputs), generator=generator(epoch))
-        for x, y in _batches(data, order, work.batch_size):
-            value = loss.mean(module(x), y)
-            gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
-            losses.append(value.detach())
+        for x, y in shuffled_batches(data, work.batch_size, generator(epoch)):
+            losses.append(step(x, y))
             sizes.append(len(x))
-            with torch.no_grad():
-                if work.weight_decay:
-                    torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
-                if anchors is not None:
-                    pull = torch._foreach_sub(parameters, anchors)
-                    torch._foreach_add_(gradients, pull, alpha=proximal)
-                if corrections is not None:
-                    torch._foreach_add_(gradients, corrections)
-                if work.momentum:
-                    if momenta is None:
-                        momenta = [g.clone() for g in gradients]
-                    else:
-                        torch._foreach_mul_(momenta, work.momentum)
-                        torch._foreach_add_(momenta, gradients)
-                    torch._foreach_add_(parameters, momenta, alpha=-work.lr)
-                else:
-                    torch._foreach_add_(parameters, gradients, alpha=-work.lr)
     if not losses:
         return 0.0
     # One read-back for all steps; an exact sum, so that no vector width shows in it.
     values = torch.stack(losses).tolist()
     return math.fsum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes)
+
+
+def shuffled_batches(
+    data: ClientData, batch_size: int, generator: torch.Generator | None
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches of one epoch in an order drawn from `generator`.
+
+    Every batch starts at a multiple of 64 bytes, whatever the size of a sample.
+    """
+    return _batches(data, torch.randperm(len(data.inputs), generator=generator), batch_size)
+
+
+class SGDStep:
+    """One optimiser step; `step(x, y)` returns the detached mean loss before the step.
+
+    Parameters
+    ----------
+    model : WorkerModel
+        Changed in place by each step.
+    work : LocalWork
+        Its learning rate, momentum and weight decay.
+    loss : Loss
+        The mean loss of a batch.
+    proximal, anchor, correction
+        As in :func:`local_sgd`.
+    """
+
+    def __init__(
+        self,
+        model: WorkerModel,
+        work: LocalWork,
+        loss: Loss,
+        *,
+        proximal: float = 0.0,
+        anchor: Tensor | None = None,
+        correction: Tensor | None = None,
+    ) -> None:
+        self._module, self._parameters = model.module, model.trainable
+        self._work, self._loss, self._proximal = work, loss, proximal
+        views = model.layout.views
+        self._anchors = views(anchor) if proximal and anchor is not None else None
+        self._corrections = views(correction) if correction is not None else None
+        self._momenta: list[Tensor] | None = None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Take the step on the batch ``(x, y)``."""
+        parameters, work = self._parameters, self._work
+        value = self._loss.mean(self._module(x), y)
+        gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
+        with torch.no_grad():
+            if work.weight_decay:
+                torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
+            if self._anchors is not None:
+                pull = torch._foreach_sub(parameters, self._anchors)
+                torch._foreach_add_(gradients, pull, alpha=self._proximal)
+            if self._corrections is not None:
+                torch._foreach_add_(gradients, self._corrections)
+            if work.momentum:
+                gradients = self._with_momentum(gradients)
+            torch._foreach_add_(parameters, gradients, alpha=-work.lr)
+        return value.detach()
+
+    def _with_momentum(self, gradients: list[Tensor]) -> list[Tensor]:
+        if self._momenta is None:
+            self._momenta = gradients
+        else:
+            torch._foreach_mul_(self._momenta, self._work.momentum)
+            torch._foreach_add_(self._momenta, gradients)
+        return self._momenta
+
+
+def batch_gradient(model: WorkerModel, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
+    """Return the detached mean loss of a batch and its gradient as a flat vector."""
+    value = loss.mean(model.module(x), y)
+    gradients = torch.autograd.grad(value, model.trainable, materialize_grads=True)
+    flat = model.layout.zeros()
+    torch._foreach_copy_(model.layout.views(flat), list(gradients))
+    return value.detach(), flat
 
 
 def full_gradient(

@@ -42,7 +42,7 @@ def _num_correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.mse_loss(outputs, targets)
+    return F.mse_loss(outputs, targets.to(outputs.dtype))
 
 
 def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
