@@ -42,6 +42,9 @@ COMMANDS = {
         "fedbench.cli.report_command:report",
         "Measure workloads over backends; print the speedup table.",
     ),
+    "compare": Command(
+        "fedbench.cli.compare_command:compare", "Show what changed between two reports."
+    ),
     "run": Command("fedbench.cli.run_command:run", "Run one simulation and print its metrics."),
     "list": Command(
         "fedbench.cli.list_command:list_names", "List workloads, algorithms, backends, models, ..."

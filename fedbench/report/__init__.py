@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from fedbench.report.columns import COLUMNS as COLUMNS
     from fedbench.report.columns import Column as Column
     from fedbench.report.columns import succeeded as succeeded
+    from fedbench.report.comparison import Change as Change
+    from fedbench.report.comparison import compare as compare
+    from fedbench.report.comparison import differences_of_environment as differences_of_environment
+    from fedbench.report.comparison import render_comparison as render_comparison
+    from fedbench.report.comparison import to_comparison_frame as to_comparison_frame
     from fedbench.report.driver import Progress as Progress
     from fedbench.report.driver import measure as measure
     from fedbench.report.frames import to_frame as to_frame
@@ -33,6 +38,11 @@ if TYPE_CHECKING:
     from fedbench.report.settings import find_preset as find_preset
 
 _EXPORTS = {
+    "Change": "comparison",
+    "compare": "comparison",
+    "differences_of_environment": "comparison",
+    "to_comparison_frame": "comparison",
+    "render_comparison": "comparison",
     "COLUMNS": "columns",
     "FORMATS": "render",
     "FRAME_FORMATS": "render",
@@ -61,6 +71,7 @@ __all__ = [
     "FORMATS",
     "FRAME_FORMATS",
     "PRESETS",
+    "Change",
     "Column",
     "Configuration",
     "Measurement",
@@ -69,13 +80,17 @@ __all__ = [
     "Sample",
     "Settings",
     "check_writable",
+    "compare",
     "default_worker_counts",
+    "differences_of_environment",
     "find_preset",
     "format_of",
     "measure",
     "notes",
+    "render_comparison",
     "render_text",
     "succeeded",
+    "to_comparison_frame",
     "to_frame",
     "write_atomically",
 ]

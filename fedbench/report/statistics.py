@@ -13,6 +13,7 @@ __all__ = [
     "interquartile_range",
     "median",
     "paired_ratios",
+    "ratio_interval",
 ]
 
 MIN_ROUNDS_FOR_INTERVAL = 6
@@ -81,16 +82,58 @@ def bootstrap_interval(
     ValueError
         If `confidence` is outside (0, 1).
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence!r}. Use 0.95.")
     if len(values) < 2:
         return None
+    return _percentile_interval(_resampled_medians(values, _generator()), confidence)
+
+
+def ratio_interval(
+    first: Sequence[float], second: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Return the bootstrap interval of median(second) / median(first), samples unpaired.
+
+    Parameters
+    ----------
+    first, second : sequence of float
+        Positive samples of two runs that have nothing to do with each other.
+    confidence : float
+        Nominal coverage, in (0, 1).
+
+    Returns
+    -------
+    tuple of float or None
+        (low, high), the same for the same values; None below two values or with a value that is
+        not positive.
+
+    Raises
+    ------
+    ValueError
+        If `confidence` is outside (0, 1).
+    """
+    if min(len(first), len(second)) < 2 or min(*first, *second) <= 0:
+        return None
+    generator = _generator()
+    below = _resampled_medians(first, generator)
+    return _percentile_interval(_resampled_medians(second, generator) / below, confidence)
+
+
+def _generator() -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(_SEED))
+
+
+def _resampled_medians(
+    values: Sequence[float], generator: np.random.Generator
+) -> NDArray[np.float64]:
     samples: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
-    generator = np.random.Generator(np.random.PCG64(_SEED))
     picks = generator.integers(0, samples.size, size=(_RESAMPLES, samples.size))
-    medians = np.median(samples[picks], axis=1)
+    return np.median(samples[picks], axis=1)
+
+
+def _percentile_interval(estimates: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1, got {confidence!r}. Use 0.95.")
     tail = 100 * (1 - confidence) / 2
-    # "nearest" picks a value that was really observed: interpolation may leave [min, max] by an
+    # "nearest" picks an estimate that was really made: interpolation may leave [min, max] by an
     # ulp.
-    low, high = np.percentile(medians, [tail, 100 - tail], method="nearest")
+    low, high = np.percentile(estimates, [tail, 100 - tail], method="nearest")
     return float(low), float(high)

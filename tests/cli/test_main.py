@@ -57,7 +57,10 @@ def test_help_lists_every_command():
     ("arguments", "expected"),
     [
         (["repot"], "Did you mean 'report'?"),
-        (["nonsense"], "the command must be one of report, run, list, doctor, got 'nonsense'."),
+        (
+            ["nonsense"],
+            "the command must be one of report, compare, run, list, doctor, got 'nonsense'.",
+        ),
         (["--nope"], "No such option"),
         (["report", "--round", "3", "--nope"], "Try 'fedbench report --help'."),
         (["report", "--rounds", "many"], "'many' is not a valid integer"),
