@@ -35,6 +35,10 @@ EXECUTORS: Registry[type[Executor]] = Registry(
             "fedbench.executors.threads:ThreadExecutor",
             "a persistent pool of threads in this process",
         ),
+        "processes": Entry(
+            "fedbench.executors.processes.executor:ProcessExecutor",
+            "a persistent pool of processes with shared-memory transport",
+        ),
     },
 )
 

@@ -280,21 +280,27 @@ class Executor(BackendHooks):
 
         check_reducer(reducer)
         source = self._source(task, items, on_result, costs)
-        job = Job(task, broadcast, broadcast is not None, reducer.empty())  # type: ignore[attr-defined]
+        total: Any = reducer.empty()  # type: ignore[attr-defined]
+        job = Job(task, broadcast, broadcast is not None, total)
         window = self._lookahead if source.total is None else math.inf
+        partials: list[Any] = []
         with self._running(job, source, window) as run:
-            for ticket, value in run.completed():
-                if self.folds_in_workers:
-                    report = value
-                else:
-                    report = run.guard(ticket, "failed", fold, job.reducer, value)
-                del value
-                if on_result is not None:
-                    run.guard(ticket, IN_CALLBACK, on_result, ticket.index, report)
-            partials: list[Any] = [job.reducer, *self._partials()]
+            while True:
+                for ticket, value in run.completed():
+                    if self.folds_in_workers:
+                        report = value
+                    else:
+                        report = run.guard(ticket, "failed", fold, total, value)
+                    del value
+                    if on_result is not None:
+                        run.guard(ticket, IN_CALLBACK, on_result, ticket.index, report)
+                partials += self._partials()
+                if not run.unfinished:
+                    break
+        if partials:
             total = partials.pop()
-            for partial in partials:
-                total.merge(partial)
+        for partial in partials:
+            total.merge(partial)
         reducer.merge(total)  # type: ignore[attr-defined]
         return reducer
 

@@ -53,6 +53,18 @@ class Source:
         self._returned: list[Ticket] = []
         self._exhausted = False
 
+    @property
+    def remaining(self) -> int | None:
+        """How many tickets can still be taken, if `items` has a length."""
+        if self.total is None:
+            return None
+        return self.total - self.pulled + len(self._heap) + len(self._returned)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether tickets that were put back wait to be taken again."""
+        return bool(self._returned)
+
     def put_back(self, tickets: Iterable[Ticket]) -> None:
         """Hand tickets out again, before all others and lowest index first."""
         self._returned.extend(tickets)
@@ -157,6 +169,11 @@ class Run:
                     yield ticket, value
                     del value
                     self._check_open()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether tasks came back after all had completed, because their worker died."""
+        return bool(self.flying) or self.source.has_returned
 
     def guard(self, ticket: Ticket, action: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call server code on behalf of a task; an exception in it is a failure of the task."""

@@ -26,14 +26,12 @@ ALIGNMENT = 64
 _ATOMS = (int, float, str, bytes, bool, type(None), complex)
 
 
-def aligned_bytes(num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def aligned_bytes(num_bytes: int) -> memoryview:
     """Return fresh writable memory that starts at a multiple of 64 bytes."""
     # Torch's CPU allocator aligns to 64 bytes; numpy's does not on every version.
     with torch.inference_mode(False):
-        array: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(
-            num_bytes, dtype=torch.uint8, device="cpu"
-        ).numpy()
-    return array
+        array: Any = torch.empty(num_bytes, dtype=torch.uint8, device="cpu").numpy()
+    return memoryview(array)
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:

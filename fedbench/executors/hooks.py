@@ -84,5 +84,8 @@ class BackendHooks(abc.ABC):
         """Finish the map as `ending` says and return outcomes that still arrived."""
 
     def _partials(self) -> Iterable[Any]:
-        """Return what the workers folded, if `folds_in_workers`."""
+        """Return what the workers folded since the last call, if `folds_in_workers`.
+
+        What a worker that died had folded goes back to the run; this is called again then.
+        """
         return ()

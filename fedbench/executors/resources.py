@@ -1,11 +1,13 @@
-"""How many workers this process may use: affinity, container quota and environment."""
+"""What this process may use: CPUs by affinity, container and environment, and memory."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["WORKERS_VARIABLE", "available_cpus", "default_workers"]
+__all__ = ["WORKERS_VARIABLE", "available_cpus", "default_workers", "memory_limit"]
 
 WORKERS_VARIABLE = "FEDBENCH_WORKERS"
 """Environment variable that replaces the default number of workers."""
@@ -48,29 +50,30 @@ def available_cpus() -> int:
 
 def _cgroup_quota() -> float | None:
     """Return the CPUs' worth of time that the tightest cgroup of this process grants."""
+    quotas = [_read_quota_v2(group) for group in _own_groups("")]
+    quotas += [_read_quota_v1(group) for group in _own_groups("cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _own_groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of this process's cgroup and its parents; "" is the v2 hierarchy."""
     try:
         lines = _OWN_CGROUP.read_text().splitlines()
     except OSError:  # no cgroups: another operating system, or /proc is hidden
-        return None
-    quotas = []
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if not controllers:
-            base, read = _CGROUP_ROOT, _read_quota_v2
-        elif "cpu" in controllers.split(","):
-            base, read = _CGROUP_ROOT / "cpu", _read_quota_v1
-        else:
+        if controller not in controllers.split(","):
             continue
+        base = _CGROUP_ROOT / controller
         folder = base / path.lstrip("/")
         # A parent may be tighter than its child. Inside a container the path is the host's and
         # does not exist; its parents down to the mount point still do.
-        for group in (folder, *folder.parents):
-            if base not in (group, *group.parents):
+        yield folder
+        for parent in folder.parents:
+            if base == folder or base not in (parent, *parent.parents):
                 break
-            quota = read(group)
-            if quota is not None:
-                quotas.append(quota)
-    return min(quotas, default=None)
+            yield parent
 
 
 def _read_quota_v2(group: Path) -> float | None:
@@ -88,3 +91,20 @@ def _read_quota_v1(group: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return None if quota <= 0 else quota / period
+
+
+def memory_limit() -> float:
+    """Return how many more bytes the tightest cgroup of this process allows, or infinity."""
+    room = [_memory_room(group, "memory.max", "memory.current") for group in _own_groups("")]
+    room += [
+        _memory_room(group, "memory.limit_in_bytes", "memory.usage_in_bytes")
+        for group in _own_groups("memory")
+    ]
+    return min(room, default=math.inf)
+
+
+def _memory_room(group: Path, limit: str, used: str) -> float:
+    try:
+        return int((group / limit).read_text()) - int((group / used).read_text())
+    except (OSError, ValueError):  # no such file, or the limit is "max"
+        return math.inf

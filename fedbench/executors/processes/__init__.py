@@ -1,0 +1,32 @@
+"""A persistent pool of spawned processes with shared-memory transport.
+
+::
+
+    calling process                                      worker process (one of `workers`)
+    ───────────────                                      ─────────────────────────────────
+    _begin   broadcast tensors ──► down arena ─ ─ ─ ─ ─ ► private view (copy-on-write)
+             task, other values ─┐
+    _submit  items ──────────────┴─► socket ───────────► unpack, run, check the broadcast
+    _completed                ◄────── socket ◄────────── small results, slot numbers
+             result = view of a slot ◄ ─ ─ up arena ◄ ── large tensors of results
+             last reference goes ───► socket ──────────► the slot is free again
+
+    control page (first of the up arena): which task runs, since when; "skip this map"
+
+Solid lines copy, dashed lines are the same memory. A worker is a fresh interpreter (never a fork)
+that imports no ``__main__``; it ends when its socket does, so when the caller is killed too.
+All work of the calling process happens in the thread that calls ``map``; there is no helper
+thread, and no send of it ever blocks.
+
+============  ==================================================================
+executor.py   the hooks: which worker gets which task, and what a lost one means
+dispatch.py   how many tasks a worker is given at a time
+broadcast.py  the caller's side of the down arena: broadcast and residents
+pool.py       starting and ending worker processes
+worker.py     what runs in a worker
+protocol.py   messages and their framing
+slots.py      result slots, both sides
+control.py    the control page
+memory.py     anonymous shared memory
+============  ==================================================================
+"""

@@ -1,0 +1,56 @@
+"""How many tasks a worker is given at a time."""
+
+from __future__ import annotations
+
+__all__ = ["BatchSize"]
+
+_BATCH_S = 0.001
+"""A batch should hold about this much work: far more than a message costs, too little to wait."""
+_MAX_BATCH = 64
+_LONG_S = 0.1
+"""A worker that runs tasks of this length loses nothing by waiting for each."""
+_NEW_WEIGHT = 0.5
+
+
+class BatchSize:
+    """Follows how long tasks take and tells how many to send at once and to keep queued."""
+
+    def __init__(self) -> None:
+        self._task_s: float | None = None
+
+    def observe(self, num_tasks: int, seconds: float) -> None:
+        """Learn that a worker spent `seconds` on `num_tasks` tasks."""
+        task_s = seconds / max(1, num_tasks)
+        if self._task_s is None:
+            self._task_s = task_s
+        else:
+            self._task_s += _NEW_WEIGHT * (task_s - self._task_s)
+
+    def batch(self, remaining: int | None, workers: int) -> int:
+        """Return how many tasks go into one message.
+
+        Parameters
+        ----------
+        remaining : int or None
+            Tasks that have not been sent, where that is known.
+        workers : int
+            Among which they will be shared.
+        """
+        if self._task_s is None:
+            return 1
+        size = min(_MAX_BATCH, max(1, int(_BATCH_S / max(self._task_s, 1e-9))))
+        if remaining is not None:
+            size = max(1, min(size, remaining // (2 * workers)))
+        return size
+
+    def depth(self, batch: int, remaining: int | None, workers: int) -> int:
+        """Return how many tasks a worker may hold: one batch that runs and perhaps one more.
+
+        A queued task saves the worker from waiting for the caller, but a task that is queued
+        behind a long one while another worker is idle is late: so none near the end.
+        """
+        if batch == 1 and remaining is not None and remaining <= workers:
+            return 1
+        if self._task_s is not None and self._task_s > _LONG_S:
+            return 1
+        return 2 * batch

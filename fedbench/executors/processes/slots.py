@@ -1,0 +1,120 @@
+"""Result slots: shared memory in which a worker leaves the tensors of a result.
+
+The worker fills a slot and tells its number; the caller builds the result on top of it. When the
+last tensor in it is gone, wherever the caller kept it, the slot's number goes back to the worker,
+which may then use it for another result. A slot that is held is never written to again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from fedbench.executors.processes.memory import Arena, Extent, Mapping, lay_out
+from fedbench.executors.processes.protocol import split
+
+__all__ = ["SLOT_THRESHOLD", "SlotReader", "SlotWriter"]
+
+SLOT_THRESHOLD = 64 * 1024
+"""Bytes of tensors from which on a result goes through a slot; less is cheaper in the message."""
+
+_MAX_SLOTS = 4096
+"""Slots per worker that may be held at once: each costs a memory mapping on both sides."""
+_KEPT_FREE = 8
+"""Free slots that stay warm for later results."""
+
+
+class SlotWriter:
+    """The worker's side.
+
+    Parameters
+    ----------
+    arena : Arena
+        Where slots are made; only this worker makes any.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._slots: dict[int, Mapping] = {}
+        self._free: list[int] = []
+        self._next = 0
+        self.discarded: list[int] = []
+        """Slots given back to the system that the caller has not heard of."""
+        self.refusal = ""
+        """Why there was no slot, the last time that there was none."""
+
+    def place(self, buffers: list[memoryview]) -> tuple[int, int, int] | None:
+        """Copy the buffers into a slot and return its description, or None if there is no room."""
+        sizes = [buffer.nbytes for buffer in buffers]
+        _, length = lay_out(sizes)
+        number = self._take(length)
+        if number is None:
+            return None
+        mapping = self._slots[number]
+        for target, buffer in zip(split(mapping.view(), sizes), buffers, strict=True):
+            target[:] = buffer
+        return number, mapping.extent.offset, mapping.extent.length
+
+    def free(self, numbers: list[int]) -> None:
+        """Take back slots that the caller no longer looks at."""
+        self._free += numbers
+        while len(self._free) > _KEPT_FREE:
+            self._discard(self._free.pop(0))
+
+    def _take(self, length: int) -> int | None:
+        fitting = [number for number in self._free if length <= self._slots[number].extent.length]
+        if fitting:
+            number = min(fitting, key=lambda one: self._slots[one].extent.length)
+            if self._slots[number].extent.length <= 2 * length:
+                self._free.remove(number)
+                return number
+        if len(self._slots) >= _MAX_SLOTS:
+            self.refusal = f"{_MAX_SLOTS} results are held at once"
+            return None
+        try:
+            mapping = self._arena.map_shared(self._arena.allocate(length))
+        except OSError as error:
+            self.refusal = str(error)
+            return None
+        self._slots[self._next] = mapping
+        self._next += 1
+        return self._next - 1
+
+    def _discard(self, number: int) -> None:
+        self._arena.free(self._slots.pop(number).extent)
+        self.discarded.append(number)
+
+
+class SlotReader:
+    """The caller's side of one worker's slots.
+
+    Parameters
+    ----------
+    arena : Arena
+        The worker's arena.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._mappings: dict[int, Mapping] = {}
+        # Filled by whatever thread drops the last reference to a result.
+        self._released: deque[int] = deque()
+
+    def buffers(self, slot: tuple[int, int, int], sizes: Sequence[int]) -> list[memoryview]:
+        """Return the buffers in a slot; the slot is held as long as any of them is."""
+        number, offset, length = slot
+        if number not in self._mappings:
+            self._mappings[number] = self._arena.map_shared(Extent(offset, length))
+        return split(self._mappings[number].view(self._released.append, number), sizes)
+
+    def take_released(self) -> list[int]:
+        """Return the slots that are no longer held, each once."""
+        released = []
+        while self._released:
+            released.append(self._released.popleft())
+        return released
+
+    def discard(self, numbers: list[int]) -> None:
+        """Forget slots that the worker gave back."""
+        for number in numbers:
+            self._mappings.pop(number, None)
