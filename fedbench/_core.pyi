@@ -32,3 +32,18 @@ def mean(
 def first_nonfinite(
     rows: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]
 ) -> tuple[int, int] | None: ...
+def order_statistic(
+    statistic: str,
+    parameter: int,
+    clients: int,
+    rows: list[_Buffer],
+    sizes: Sequence[int],
+    dtypes: Sequence[int],
+    outs: list[_Buffer],
+) -> None: ...
+def squared_distance(
+    a: list[_Buffer], b: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]
+) -> float: ...
+def exact_squared_distance(
+    a: list[_Buffer], b: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]
+) -> bytes: ...

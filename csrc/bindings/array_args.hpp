@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "fedbench/dtype.hpp"
+
 namespace fedbench::bindings {
 
 namespace py = pybind11;
@@ -59,6 +61,19 @@ inline std::vector<void*> output_addresses(const py::list& buffers) {
     addresses.reserve(buffers.size());
     for (const py::handle buffer : buffers) addresses.push_back(address_of(buffer, true));
     return addresses;
+}
+
+// The element types behind the codes of fedbench/aggregation/_arrays.py.
+inline std::vector<DType> dtypes_of(const std::vector<int>& codes) {
+    std::vector<DType> dtypes;
+    for (const int code : codes) {
+        if (code < 0 || code > static_cast<int>(DType::int8)) {
+            throw std::invalid_argument("dtype code must be 0 to 4, got " + std::to_string(code) +
+                                        ".");
+        }
+        dtypes.push_back(static_cast<DType>(code));
+    }
+    return dtypes;
 }
 
 }  // namespace fedbench::bindings

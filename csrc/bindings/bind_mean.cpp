@@ -17,18 +17,6 @@ namespace fedbench::bindings {
 
 namespace {
 
-std::vector<DType> dtypes_of(const std::vector<int>& codes) {
-    std::vector<DType> dtypes;
-    for (const int code : codes) {
-        if (code < 0 || code > static_cast<int>(DType::int8)) {
-            throw std::invalid_argument("dtype code must be 0 to 4, got " + std::to_string(code) +
-                                        ".");
-        }
-        dtypes.push_back(static_cast<DType>(code));
-    }
-    return dtypes;
-}
-
 // rows[s * clients + k] is segment s of client k.
 bool mean_into(const py::list& rows, const std::vector<std::size_t>& sizes,
                const std::vector<int>& dtype_codes, const py::list& outs,

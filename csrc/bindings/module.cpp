@@ -4,6 +4,7 @@
 namespace fedbench::bindings {
 void bind_mean(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
+void bind_robust(pybind11::module_& m);
 void bind_system(pybind11::module_& m);
 }  // namespace fedbench::bindings
 
@@ -11,5 +12,6 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
     m.doc() = "C++ core of fedbench: flat-buffer aggregation and copying with the GIL released.";
     fedbench::bindings::bind_mean(m);
     fedbench::bindings::bind_memory(m);
+    fedbench::bindings::bind_robust(m);
     fedbench::bindings::bind_system(m);
 }

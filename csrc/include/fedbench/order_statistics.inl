@@ -1,0 +1,544 @@
+// Order statistics over vectors of coordinates; see foreach_isa.inl.
+//
+// Coordinates are the lanes: client k contributes one vector per group of coordinates, and a
+// sorting network of element-wise minima and maxima sorts all lanes at once, without branches.
+
+namespace fedbench::FEDBENCH_ISA::ranks {
+
+template <class T>
+struct Lanes;
+
+template <>
+struct Lanes<float> {
+    using Key = std::int32_t;
+    typedef Key Keys __attribute__((vector_size(32)));
+    typedef float Values __attribute__((vector_size(32)));
+    static constexpr int count = 8;
+};
+
+template <>
+struct Lanes<double> {
+    using Key = std::int64_t;
+    typedef Key Keys __attribute__((vector_size(32)));
+    typedef double Values __attribute__((vector_size(32)));
+    static constexpr int count = 4;
+};
+
+typedef double Quad __attribute__((vector_size(32)));
+typedef std::int64_t QuadBits __attribute__((vector_size(32)));
+typedef float QuadFloat __attribute__((vector_size(16)));
+typedef std::int32_t QuadFloatBits __attribute__((vector_size(16)));
+
+// Maps the bits of a floating-point number to an integer that sorts like it, -0 below +0 and
+// NaN outside the infinities; its own inverse.
+template <class Keys>
+FEDBENCH_INLINE void swap_order(Keys& keys) {
+    using Key = std::remove_reference_t<decltype(keys[0])>;
+    constexpr int sign = 8 * sizeof(Key) - 1;
+    keys ^= (keys >> sign) & std::numeric_limits<Key>::max();
+}
+
+template <class Keys>
+FEDBENCH_INLINE void compare_exchange(Keys& a, Keys& b) {
+    const Keys low = a < b ? a : b;
+    b = a < b ? b : a;
+    a = low;
+}
+
+template <class V, class Pointer>
+FEDBENCH_INLINE void load(V& vector, Pointer source) {
+    std::memcpy(&vector, source, sizeof vector);
+}
+
+template <class V, class Pointer>
+FEDBENCH_INLINE void store(Pointer target, const V& vector) {
+    std::memcpy(target, &vector, sizeof vector);
+}
+
+// Loads one vector of values as keys and marks the lanes that hold NaN.
+template <class T>
+FEDBENCH_INLINE void load_keys(const T* source, typename Lanes<T>::Keys& keys,
+                               typename Lanes<T>::Keys& nan) {
+    typename Lanes<T>::Values values;
+    load(values, source);
+    nan |= values != values;
+    std::memcpy(&keys, &values, sizeof keys);
+    swap_order(keys);
+}
+
+// The mean of the two middle values, rounded once; an exact zero is +0 as in every mean, and with
+// an odd number of values both are the same and their mean is the value itself. The sum of two
+// values is exact where halving it could round (below twice the least normal number); where it
+// overflows, halving is exact.
+template <class T>
+FEDBENCH_INLINE void middle(typename Lanes<T>::Keys& low, typename Lanes<T>::Keys& high,
+                            const typename Lanes<T>::Keys& nan, bool even, T* out) {
+    using Values = typename Lanes<T>::Values;
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    Values a, b;
+    swap_order(low);
+    swap_order(high);
+    std::memcpy(&a, &low, sizeof a);
+    std::memcpy(&b, &high, sizeof b);
+    // Adding +0 turns the sum of two -0 into +0.
+    const Values sum = even ? a + b + T(0) : a + b;
+    const Values halves = T(0.5) * a + T(0.5) * b;
+    Values result = (sum == infinity) | (sum == -infinity) ? halves : sum * T(0.5);
+    result =
+        (nan != 0) | (result != result) ? Values{} + std::numeric_limits<T>::quiet_NaN() : result;
+    store(out, result);
+}
+
+// ---- networks in registers -------------------------------------------------------------------
+
+template <int K, class Keys, std::size_t... I>
+FEDBENCH_INLINE void run_network([[maybe_unused]] Keys* v, std::index_sequence<I...>) {
+    [[maybe_unused]] constexpr auto network = merge_exchange_network<K>();
+    (compare_exchange(v[network.low[I]], v[network.high[I]]), ...);
+}
+
+template <int K, class Keys>
+FEDBENCH_INLINE void sort_in_registers(Keys* v) {
+    run_network<K>(v, std::make_index_sequence<merge_exchange_network<K>().size>{});
+}
+
+// Merges two sorted runs of four.
+template <class Keys>
+FEDBENCH_INLINE void merge_fours(Keys* v) {
+    compare_exchange(v[0], v[4]);
+    compare_exchange(v[2], v[6]);
+    compare_exchange(v[2], v[4]);
+    compare_exchange(v[1], v[5]);
+    compare_exchange(v[3], v[7]);
+    compare_exchange(v[3], v[5]);
+    compare_exchange(v[1], v[2]);
+    compare_exchange(v[3], v[4]);
+    compare_exchange(v[5], v[6]);
+}
+
+// ---- the mean of a window of ranks -----------------------------------------------------------
+
+FEDBENCH_INLINE void load_quad(const std::int64_t* keys, Quad& values) {
+    QuadBits bits;
+    load(bits, keys);
+    swap_order(bits);
+    std::memcpy(&values, &bits, sizeof values);
+}
+
+FEDBENCH_INLINE void load_quad(const std::int32_t* keys, Quad& values) {
+    QuadFloatBits bits;
+    QuadFloat narrow;
+    load(bits, keys);
+    swap_order(bits);
+    std::memcpy(&narrow, &bits, sizeof narrow);
+    values = __builtin_convertvector(narrow, Quad);
+}
+
+// sum + (the errors' sum) is exact at every step.
+FEDBENCH_INLINE void two_sum(const Quad& a, const Quad& b, Quad& sum, Quad& error) {
+    sum = a + b;
+    const Quad z = sum - a;
+    error = (a - (sum - z)) + (b - z);
+}
+
+FEDBENCH_INLINE void absolute(Quad& v) {
+    QuadBits bits;
+    std::memcpy(&bits, &v, sizeof bits);
+    bits &= std::numeric_limits<std::int64_t>::max();
+    std::memcpy(&v, &bits, sizeof v);
+}
+
+// value - quotient * count without an error, for a quotient that was rounded from
+// value / count: both halves of the quotient times a count below 2^26 are exact.
+FEDBENCH_INLINE void exact_remainder(const Quad& value, const Quad& quotient, double count,
+                                     Quad& remainder) {
+    QuadBits bits;
+    std::memcpy(&bits, &quotient, sizeof bits);
+    bits &= ~std::int64_t{(1 << 27) - 1};
+    Quad high;
+    std::memcpy(&high, &bits, sizeof high);
+    remainder = (value - high * count) - (quotient - high) * count;
+}
+
+struct WindowSum {
+    Quad sum = {};
+    Quad error = {};
+    Quad error_bound = {};
+};
+
+FEDBENCH_INLINE void add_to_window(WindowSum& w, const Quad& value) {
+    Quad sum, error;
+    two_sum(w.sum, value, sum, error);
+    w.sum = sum;
+    w.error += error;
+    absolute(error);
+    w.error_bound += error;
+}
+
+template <class Bits>
+FEDBENCH_INLINE bool all_set(const Bits& mask) {
+    std::uint64_t words[sizeof mask / 8];
+    std::memcpy(words, &mask, sizeof mask);
+    std::uint64_t all = words[0];
+    for (const std::uint64_t word : words) all &= word;
+    return ~all == 0;
+}
+
+// The lanes that are not trusted or where the two results differ, in the sign of zero too, or
+// are NaN (which infinities make).
+template <class Bits, class V>
+FEDBENCH_INLINE unsigned undecided_lanes(const V& a, const V& b, const Bits& trusted) {
+    Bits x, y;
+    std::memcpy(&x, &a, sizeof x);
+    std::memcpy(&y, &b, sizeof y);
+    const Bits decided = (x == y) & (a == b) & trusted;
+    if (all_set(decided)) return 0;
+    std::remove_cvref_t<decltype(decided[0])> lanes[4];
+    std::memcpy(lanes, &decided, sizeof lanes);
+    unsigned undecided = 0;
+    for (unsigned lane = 0; lane < 4; ++lane) undecided |= (lanes[lane] == 0 ? 1U : 0U) << lane;
+    return undecided;
+}
+
+// Moves inexact results to the neighbour with an odd last bit on the side of what was lost, which
+// is where rounding to odd ends: rounding that to a type at least two bits narrower is as good as
+// rounding the true value.
+template <class Bits, class V>
+FEDBENCH_INLINE void round_to_odd(V& value, const V& lost) {
+    Bits bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const Bits one = Bits{} + 1;
+    const Bits away = (lost > 0) == (value > 0) ? one : -one;
+    bits = (lost != 0) & ((bits & 1) == 0) ? bits + away : bits;
+    std::memcpy(&value, &bits, sizeof value);
+}
+
+// Rounds four float means; returns the lanes that the bound could not decide.
+// The quotient of an exactly represented sum is rounded to odd in float64 and then once to
+// float32. Otherwise the true sum lies within `spread` of the float64 sum, and where both ends
+// round alike the result is proved. For 16-bit types the result is rounded to odd in float32, for
+// the caller to round it once more, and inexact sums are left undecided.
+FEDBENCH_INLINE unsigned round_window(const WindowSum& w, double count, bool narrow, float* out) {
+    Quad quotient = w.sum / count;
+    Quad remainder;
+    exact_remainder(w.sum, quotient, count, remainder);
+    round_to_odd<QuadBits>(quotient, remainder);
+    const QuadBits exact = w.error_bound == 0;
+    const QuadFloat rounded = __builtin_convertvector(quotient, QuadFloat);
+    if (narrow) {
+        const Quad widened = __builtin_convertvector(rounded, Quad);
+        const QuadFloat lost = __builtin_convertvector(quotient - widened, QuadFloat);
+        QuadFloat odd = rounded;
+        round_to_odd<QuadFloatBits>(odd, lost);
+        store(out, odd);
+        return undecided_lanes<QuadBits>(quotient, quotient, exact);
+    }
+    if (all_set(exact)) {
+        store(out, rounded);
+        return 0;
+    }
+    Quad magnitude = w.sum;
+    absolute(magnitude);
+    const Quad spread = 2 * w.error_bound + magnitude * 0x1p-50;
+    const Quad low = exact ? quotient : (w.sum - spread) / count;
+    const Quad high = exact ? quotient : (w.sum + spread) / count;
+    const QuadFloat a = __builtin_convertvector(low, QuadFloat);
+    const QuadFloat b = __builtin_convertvector(high, QuadFloat);
+    store(out, a);
+    return undecided_lanes<QuadFloatBits>(a, b, QuadFloatBits{} - 1);
+}
+
+// The same for double: sum + error is the true sum within (count + 2) 2^-52 error_bound, and
+// the quotient is held in two doubles.
+FEDBENCH_INLINE unsigned round_window(const WindowSum& w, double count, bool, double* out) {
+    Quad high, low, magnitude;
+    two_sum(w.sum, w.error, high, low);
+    const Quad quotient = high / count;
+    Quad remainder;
+    exact_remainder(high, quotient, count, remainder);
+    const Quad correction = (remainder + low) / count;
+    magnitude = correction;
+    absolute(magnitude);
+    const Quad spread = magnitude * 0x1p-50 + w.error_bound * ((count + 2) * 0x1p-51);
+    const QuadBits exact = w.error_bound == 0;
+    const Quad a = exact ? quotient : quotient + (correction - spread);
+    const Quad b = exact ? quotient : quotient + (correction + spread);
+    store(out, a);
+    magnitude = high;
+    absolute(magnitude);
+    // The remainder is exact only while nothing underflows.
+    const QuadBits trusted = ((magnitude > 0x1p-900) | exact) & (magnitude < 0x1p1000);
+    return undecided_lanes<QuadBits>(a, b, trusted);
+}
+
+// First rank of the window of `size` ranks that lies closest to the median, per lane: the
+// window moves up while the rank that would enter is strictly closer than the one that would
+// leave, which is x[r + size] - median < median - x[r], compared without rounding.
+template <class Key>
+FEDBENCH_INLINE void closest_window(const Key* sorted, std::size_t stride, int clients, int size,
+                                    QuadBits& start) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    Quad a, b, median, median_error;
+    load_quad(sorted + static_cast<std::size_t>((clients - 1) / 2) * stride, a);
+    load_quad(sorted + static_cast<std::size_t>(clients / 2) * stride, b);
+    // Where the sum of the middle values overflows, all sums are halved; what that loses is far
+    // below such a median. Other sums may overflow: infinity compares as the true sum does.
+    median = a + b;
+    const QuadBits overflows =
+        ((median == infinity) | (median == -infinity)) & (a - a == 0) & (b - b == 0);
+    const Quad scale = overflows ? Quad{0.5, 0.5, 0.5, 0.5} : Quad{1, 1, 1, 1};
+    two_sum(a * scale, b * scale, median, median_error);
+    start = QuadBits{};
+    for (int rank = 0; rank + size < clients; ++rank) {
+        Quad leaving, entering, sum, error;
+        load_quad(sorted + static_cast<std::size_t>(rank) * stride, leaving);
+        load_quad(sorted + static_cast<std::size_t>(rank + size) * stride, entering);
+        two_sum(leaving * scale, entering * scale, sum, error);
+        start -= (sum < median) | ((sum == median) & (error < median_error)) |
+                 ((median == infinity) & (entering == infinity) & (leaving < infinity));
+    }
+}
+
+// Means of the kept ranks of `lanes` (a multiple of four) sorted columns.
+template <class T>
+void window_means(const typename Lanes<T>::Key* sorted, std::size_t stride, int lanes,
+                  const OrderStatistic& statistic, T* out) {
+    const int size = statistic.size;
+    const double count = size;
+    const bool narrow = item_size(statistic.dtype) == 2;
+    for (int lane = 0; lane < lanes; lane += 4) {
+        WindowSum window;
+        QuadBits start = QuadBits{} + statistic.first;
+        Quad value;
+        if (statistic.kind == Statistic::mean_around_median) {
+            closest_window(sorted + lane, stride, statistic.clients, size, start);
+            for (int rank = 0; rank < statistic.clients; ++rank) {
+                load_quad(sorted + static_cast<std::size_t>(rank) * stride + lane, value);
+                const QuadBits kept = (start <= rank) & (start + size > rank);
+                value = kept ? value : Quad{};
+                add_to_window(window, value);
+            }
+        } else {
+            for (int rank = statistic.first; rank < statistic.first + size; ++rank) {
+                load_quad(sorted + static_cast<std::size_t>(rank) * stride + lane, value);
+                add_to_window(window, value);
+            }
+        }
+        unsigned undecided = round_window(window, count, narrow, out + lane);
+        for (; undecided != 0; undecided &= undecided - 1) {
+            const int q = std::countr_zero(undecided);
+            const auto* column = sorted + static_cast<std::size_t>(start[q]) * stride + lane + q;
+            store(out + lane + q, exact_window_mean<T>(column, stride, size, statistic.dtype));
+        }
+    }
+}
+
+// Writes the statistic of `lanes` sorted columns to `out`; NaN where a value was NaN.
+template <class T, class Keys>
+FEDBENCH_INLINE void finish(const typename Lanes<T>::Key* sorted, std::size_t stride, int vectors,
+                            const OrderStatistic& statistic, const Keys* nan, T* out) {
+    constexpr int count = Lanes<T>::count;
+    if (statistic.kind == Statistic::median) {
+        for (int c = 0; c < vectors; ++c) {
+            Keys low, high;
+            load(low, sorted + static_cast<std::size_t>((statistic.clients - 1) / 2) * stride +
+                          c * count);
+            load(high,
+                 sorted + static_cast<std::size_t>(statistic.clients / 2) * stride + c * count);
+            middle<T>(low, high, nan[c], statistic.clients % 2 == 0, out + c * count);
+        }
+        return;
+    }
+    window_means<T>(sorted, stride, vectors * count, statistic, out);
+    for (int c = 0; c < vectors; ++c) {
+        typename Lanes<T>::Values values;
+        load(values, out + c * count);
+        values = nan[c] != 0 ? decltype(values){} + std::numeric_limits<T>::quiet_NaN() : values;
+        store(out + c * count, values);
+    }
+}
+
+// ---- few clients: one network, all in registers ----------------------------------------------
+
+template <class T, int K>
+FEDBENCH_INLINE void small_group(const T* const* rows, std::size_t at,
+                                 const OrderStatistic& statistic, T* out) {
+    using Keys = typename Lanes<T>::Keys;
+    Keys nan = {};
+    Keys v[K];
+    for (int k = 0; k < K; ++k) load_keys(rows[k] + at, v[k], nan);
+    sort_in_registers<K>(v);
+    if (statistic.kind == Statistic::median) {
+        Keys high = v[K / 2];
+        middle<T>(v[(K - 1) / 2], high, nan, K % 2 == 0, out);
+    } else {
+        alignas(32) typename Lanes<T>::Key sorted[K * Lanes<T>::count];
+        for (int k = 0; k < K; ++k) store(sorted + k * Lanes<T>::count, v[k]);
+        finish<T>(sorted, Lanes<T>::count, 1, statistic, &nan, out);
+    }
+}
+
+template <class T, int K>
+void few_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
+                 std::size_t end, T* out) {
+    constexpr std::size_t count = Lanes<T>::count;
+    std::size_t i = begin;
+    for (; i + count <= end; i += count) {
+        if (i % 16 < count)
+            for (int k = 0; k < K; ++k) __builtin_prefetch(rows[k] + i + 512 / sizeof(T));
+        small_group<T, K>(rows, i, statistic, out + i);
+    }
+    if (i == end) return;
+    T padded[K][count] = {};
+    const T* tail[K];
+    for (int k = 0; k < K; ++k) {
+        std::memcpy(padded[k], rows[k] + i, (end - i) * sizeof(T));
+        tail[k] = padded[k];
+    }
+    T result[count];
+    small_group<T, K>(tail, 0, statistic, result);
+    std::memcpy(out + i, result, (end - i) * sizeof(T));
+}
+
+// ---- more clients: a plan of network pieces over a tile in the cache --------------------------
+
+template <class T>
+struct Tile {
+    static constexpr int vectors = 4;
+    static constexpr int lanes = vectors * Lanes<T>::count;
+};
+
+template <class T>
+void run_plan(const NetworkPlan& plan, typename Lanes<T>::Keys* tile) {
+    constexpr int C = Tile<T>::vectors;
+    using Keys = typename Lanes<T>::Keys;
+    for (const NetworkStep& step : plan.steps) {
+        Keys* a = tile + static_cast<std::size_t>(step.low) * C;
+        Keys* b = tile + static_cast<std::size_t>(step.high) * C;
+        const std::size_t stride = static_cast<std::size_t>(step.stride) * C;
+        switch (step.kind) {
+            case NetworkStep::exchange:
+                for (int c = 0; c < C; ++c) {
+                    Keys low = a[c], high = b[c];
+                    compare_exchange(low, high);
+                    a[c] = low, b[c] = high;
+                }
+                break;
+            case NetworkStep::keep_low:
+                for (int c = 0; c < C; ++c) a[c] = a[c] < b[c] ? a[c] : b[c];
+                break;
+            case NetworkStep::keep_high:
+                for (int c = 0; c < C; ++c) b[c] = a[c] < b[c] ? b[c] : a[c];
+                break;
+            case NetworkStep::sort_eight:
+            case NetworkStep::merge_eight:
+                for (int c = 0; c < C; ++c) {
+                    Keys v[8];
+                    for (std::size_t j = 0; j < 8; ++j)
+                        v[j] = a[j * stride + static_cast<std::size_t>(c)];
+                    if (step.kind == NetworkStep::sort_eight)
+                        sort_in_registers<8>(v);
+                    else
+                        merge_fours(v);
+                    for (std::size_t j = 0; j < 8; ++j)
+                        a[j * stride + static_cast<std::size_t>(c)] = v[j];
+                }
+                break;
+        }
+    }
+}
+
+// Loads up to one tile of columns; lanes past `count` are zero.
+template <class T>
+FEDBENCH_INLINE void load_tile(const T* const* rows, int clients, std::size_t at, std::size_t count,
+                               typename Lanes<T>::Keys* tile, typename Lanes<T>::Keys* nan) {
+    constexpr int C = Tile<T>::vectors;
+    constexpr int lanes = Lanes<T>::count;
+    for (int c = 0; c < C; ++c) nan[c] = typename Lanes<T>::Keys{};
+    T padded[Tile<T>::lanes] = {};
+    for (int k = 0; k < clients; ++k) {
+        const T* source = rows[k] + at;
+        if (count < Tile<T>::lanes) {
+            std::memcpy(padded, source, count * sizeof(T));
+            source = padded;
+        } else {
+            __builtin_prefetch(source + Tile<T>::lanes * 2);
+            __builtin_prefetch(source + Tile<T>::lanes * 2 + 64 / sizeof(T));
+        }
+        for (int c = 0; c < C; ++c) load_keys(source + c * lanes, tile[k * C + c], nan[c]);
+    }
+}
+
+template <class T>
+void many_clients(const T* const* rows, const NetworkPlan& plan, const OrderStatistic& statistic,
+                  std::size_t begin, std::size_t end, T* out, void* scratch) {
+    using Keys = typename Lanes<T>::Keys;
+    using Key = typename Lanes<T>::Key;
+    constexpr int C = Tile<T>::vectors;
+    auto* tile = static_cast<Keys*>(scratch);
+    Keys nan[C];
+    alignas(32) T result[Tile<T>::lanes];
+    // The rows past the clients sort behind every value, so no step ever changes them.
+    for (int k = statistic.clients * C; k < plan.rows * C; ++k)
+        tile[k] = Keys{} + std::numeric_limits<Key>::max();
+    for (std::size_t i = begin; i < end; i += Tile<T>::lanes) {
+        const std::size_t count = end - i < Tile<T>::lanes ? end - i : Tile<T>::lanes;
+        load_tile<T>(rows, statistic.clients, i, count, tile, nan);
+        run_plan<T>(plan, tile);
+        finish<T>(reinterpret_cast<const Key*>(tile), Tile<T>::lanes, C, statistic, nan, result);
+        std::memcpy(out + i, result, count * sizeof(T));
+    }
+}
+
+// ---- any number of clients: partition one column at a time -----------------------------------
+
+template <class T>
+void any_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
+                 std::size_t end, T* out, void* scratch) {
+    using Keys = typename Lanes<T>::Keys;
+    using Key = typename Lanes<T>::Key;
+    constexpr int C = Tile<T>::vectors;
+    constexpr std::size_t lanes = Tile<T>::lanes;
+    const auto clients = static_cast<std::size_t>(statistic.clients);
+    auto* tile = static_cast<Keys*>(scratch);
+    auto* keys = static_cast<Key*>(scratch);
+    Key* column = keys + clients * lanes;
+    Keys nan[C];
+    alignas(32) T result[lanes];
+    for (std::size_t i = begin; i < end; i += lanes) {
+        const std::size_t count = end - i < lanes ? end - i : lanes;
+        load_tile<T>(rows, statistic.clients, i, count, tile, nan);
+        for (std::size_t lane = 0; lane < count; ++lane) {
+            for (std::size_t k = 0; k < clients; ++k) column[k] = keys[k * lanes + lane];
+            partition_column(column, statistic);
+            for (std::size_t k = 0; k < clients; ++k) keys[k * lanes + lane] = column[k];
+        }
+        finish<T>(keys, lanes, C, statistic, nan, result);
+        std::memcpy(out + i, result, count * sizeof(T));
+    }
+}
+
+template <class T>
+using FewClients = void (*)(const T* const*, const OrderStatistic&, std::size_t, std::size_t, T*);
+
+template <class T, int... I>
+FewClients<T> few_clients_kernel(int clients, std::integer_sequence<int, I...>) {
+    static constexpr FewClients<T> kernels[] = {&few_clients<T, I + 1>...};
+    return kernels[clients - 1];
+}
+
+template <class T>
+void order_statistic_range(const T* const* rows, const OrderStatistic& statistic,
+                           const NetworkPlan& plan, std::size_t begin, std::size_t end, T* out,
+                           void* scratch) {
+    constexpr int few = kMaxClientsInRegisters<T>;
+    if (statistic.clients <= few)
+        few_clients_kernel<T>(statistic.clients, std::make_integer_sequence<int, few>{})(
+            rows, statistic, begin, end, out);
+    else if (!plan.steps.empty())
+        many_clients<T>(rows, plan, statistic, begin, end, out, scratch);
+    else
+        any_clients<T>(rows, statistic, begin, end, out, scratch);
+}
+
+}  // namespace fedbench::FEDBENCH_ISA::ranks
