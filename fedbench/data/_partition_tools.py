@@ -13,6 +13,7 @@ from fedbench.data._checks import IndexArray
 __all__ = [
     "by_owner",
     "check_alpha",
+    "check_classes",
     "check_count",
     "check_partition_arguments",
     "dirichlet_shares",
@@ -35,14 +36,11 @@ def dirichlet_shares(
 
 def check_partition_arguments(
     targets: npt.ArrayLike, num_clients: int, min_size: int
-) -> npt.NDArray[np.int64]:
-    """Return the classes as int64 after checking what all partitioners have in common."""
+) -> npt.NDArray[np.generic]:
+    """Return the targets as an array after checking what all partitioners have in common."""
     labels = np.asarray(targets)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise TypeError(
-            "targets must be a one-dimensional array of integers, got "
-            f"{labels.dtype} of shape {labels.shape}. Pass the class of every sample."
-        )
+    if labels.ndim == 0:
+        raise TypeError("targets must have one entry per sample, got a scalar. Pass an array.")
     check_count("num_clients", num_clients)
     check_count("min_size", min_size)
     if len(labels) < num_clients * min_size:
@@ -50,6 +48,16 @@ def check_partition_arguments(
             f"num_clients * min_size must be at most the number of samples ({len(labels)}), got "
             f"{num_clients} * {min_size}. Lower num_clients to "
             f"{len(labels) // min_size} or less, or lower min_size."
+        )
+    return labels
+
+
+def check_classes(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """Return the classes as int64, for the partitioners that look at them."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise TypeError(
+            "targets must be a one-dimensional array of integers, got "
+            f"{labels.dtype} of shape {labels.shape}. Pass the class of every sample."
         )
     return labels.astype(np.int64)
 

@@ -17,6 +17,7 @@ from fedbench.data._checks import IndexArray
 from fedbench.data._partition_tools import (
     by_owner,
     check_alpha,
+    check_classes,
     check_count,
     check_partition_arguments,
     dirichlet_shares,
@@ -73,7 +74,7 @@ def iid(
     Parameters
     ----------
     targets : array_like
-        Classes of the samples, ``[n]``; only their number matters.
+        Targets of the samples, ``[n, ...]``; only their number matters.
     num_clients : int
         Number of clients.
     seed : int
@@ -137,7 +138,7 @@ def dirichlet(
         If `alpha` is not positive and finite, or there are fewer than
         ``num_clients * min_size`` samples.
     """
-    labels = check_partition_arguments(targets, num_clients, min_size)
+    labels = check_classes(check_partition_arguments(targets, num_clients, min_size))
     check_alpha(alpha)
     rng = numpy_generator(seed, "partition", "dirichlet")
     owner = np.empty(len(labels), np.int64)
@@ -187,7 +188,7 @@ def shards(
         If there are fewer samples than shards or than ``num_clients * min_size``, or if a
         client would get fewer than `min_size`.
     """
-    labels = check_partition_arguments(targets, num_clients, min_size)
+    labels = check_classes(check_partition_arguments(targets, num_clients, min_size))
     check_count("shards_per_client", shards_per_client)
     count = num_clients * shards_per_client
     if len(labels) < count:
@@ -242,7 +243,7 @@ def classes(
         If some class would have no client or fewer samples than clients, or some client fewer
         than `min_size` samples.
     """
-    labels = check_partition_arguments(targets, num_clients, min_size)
+    labels = check_classes(check_partition_arguments(targets, num_clients, min_size))
     check_count("classes_per_client", classes_per_client)
     present = np.unique(labels)
     if classes_per_client > len(present):
@@ -290,7 +291,7 @@ def quantity(
     Parameters
     ----------
     targets : array_like
-        Classes of the samples, ``[n]``; only their number matters.
+        Targets of the samples, ``[n, ...]``; only their number matters.
     num_clients : int
         Number of clients.
     seed : int
@@ -333,7 +334,7 @@ def natural(
     Parameters
     ----------
     targets : array_like
-        Classes of the samples, ``[n]``; only their number matters.
+        Targets of the samples, ``[n, ...]``; only their number matters.
     num_clients : int
         Number of clients, which must be the number of different keys.
     seed : int

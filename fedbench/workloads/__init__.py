@@ -27,6 +27,26 @@ WORKLOADS: Registry[Callable[[], Workload]] = Registry(
             "the FedAvg CNN on 5,000 real MNIST images, 50 clients with Dirichlet label skew",
             extra="data",
         ),
+        "synthetic-logreg": Entry(
+            "fedbench.workloads.synthetic:synthetic_logreg",
+            "logistic regression on FedProx's Synthetic(1, 1), 30 unequal clients",
+        ),
+        "quadratic": Entry(
+            "fedbench.workloads.synthetic:quadratic",
+            "quadratics of 20 clients with a known optimum, full gradients",
+        ),
+        "text-lstm": Entry(
+            "fedbench.workloads.text:text_lstm",
+            "two-layer character LSTM on Python's language reference, 50 topics as clients",
+        ),
+        "synthetic-cnn": Entry(
+            "fedbench.workloads.synthetic:synthetic_cnn",
+            "small CNN on synthetic images of CIFAR's shape, 100 clients",
+        ),
+        "synthetic-resnet18": Entry(
+            "fedbench.workloads.synthetic:synthetic_resnet18",
+            "ResNet-18 with GroupNorm on synthetic images of CIFAR's shape, 20 clients",
+        ),
     },
 )
 """Functions ``() -> Workload``."""

@@ -10,11 +10,9 @@ from typing import Any
 from torch import nn
 
 from fedbench.data import FederatedDataset
+from fedbench.training import LOSSES
 
-__all__ = ["LOSSES", "Workload"]
-
-LOSSES = ("cross_entropy", "mse")
-"""Names of ``torch.nn.functional`` losses that workloads use, averaged over the batch."""
+__all__ = ["Workload"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +45,7 @@ class Workload:
     local_epochs : int
         Passes over the client's samples per round.
     loss : {"cross_entropy", "mse"}
-        Loss, averaged over the batch.
+        A name of ``fedbench.training.LOSSES``: the loss, averaged over the batch.
     algorithm : str
         Name of the algorithm.
     algorithm_options : mapping
@@ -59,6 +57,8 @@ class Workload:
     ------
     TypeError, ValueError
         If a field is not as described.
+    UnknownNameError
+        If there is no such loss; the message lists the names.
     """
 
     name: str
@@ -93,11 +93,7 @@ class Workload:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}. Pass at least 1.")
         if not isinstance(self.lr, int | float) or not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be a positive number, got {self.lr!r}. Try 0.1.")
-        if self.loss not in LOSSES:
-            raise ValueError(
-                f"loss must be one of {', '.join(map(repr, LOSSES))}, got {self.loss!r}. "
-                "Choose the one that fits the targets: classes or values."
-            )
+        LOSSES.entry(self.loss)
         if not isinstance(self.algorithm_options, Mapping):
             raise TypeError(
                 "algorithm_options must be a mapping of option names to values, got "

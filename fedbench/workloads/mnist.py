@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedbench.data import FederatedDataset, load_mnist5k
 from fedbench.models import fedavg_cnn
 from fedbench.workloads.base import Workload
+
+# Mean and standard deviation of the pixels of MNIST's training images, scaled to [0, 1].
+_MEAN, _STD = 0.1307, 0.3081
 
 __all__ = ["mnist5k_clients", "mnist5k_cnn"]
 
@@ -12,8 +17,14 @@ __all__ = ["mnist5k_clients", "mnist5k_cnn"]
 def mnist5k_clients(
     seed: int = 0, *, num_clients: int = 50, alpha: float = 0.5, min_size: int = 10
 ) -> FederatedDataset:
-    """Return MNIST-5k, divided over clients with Dirichlet(`alpha`) label skew."""
-    return load_mnist5k(seed=seed).federate(
+    """Return MNIST-5k, standardised and divided with Dirichlet(`alpha`) label skew."""
+    samples = load_mnist5k(seed=seed)
+    standardised = replace(
+        samples,
+        inputs=(samples.inputs - _MEAN) / _STD,
+        test_inputs=(samples.test_inputs - _MEAN) / _STD,
+    )
+    return standardised.federate(
         "dirichlet", num_clients, seed=seed, alpha=alpha, min_size=min_size
     )
 
@@ -26,9 +37,9 @@ def mnist5k_cnn() -> Workload:
         dataset=mnist5k_clients,
         model=fedavg_cnn,
         cohort_size=10,
-        rounds=12,
+        rounds=20,
         lr=0.1,
         batch_size=10,
-        local_epochs=2,
-        eval_every=4,
+        local_epochs=1,
+        eval_every=5,
     )

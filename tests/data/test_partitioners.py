@@ -183,9 +183,17 @@ def test_wrong_counts_are_refused_by_name(name, arguments, message):
         partition(name, np.arange(30) % 3, **({"num_clients": 3} | arguments))
 
 
-@pytest.mark.parametrize("name", RANDOM_PARTITIONERS)
+@pytest.mark.parametrize("name", ["iid", "quantity"])
+def test_partitions_by_number_take_any_targets(name):
+    parts = partition(name, np.zeros((12, 3)), 4)
+    assert sum(len(part) for part in parts) == 12
+    with pytest.raises(TypeError, match="one entry per sample, got a scalar"):
+        partition(name, 3, 1)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "shards", "classes"])
 @pytest.mark.parametrize("targets", [np.zeros(9), np.zeros((3, 3), int), ["a", "b"]])
-def test_targets_must_be_integers(name, targets):
+def test_classes_must_be_integers(name, targets):
     with pytest.raises(TypeError, match="targets must be a one-dimensional array of integers"):
         partition(name, targets, 1)
 
