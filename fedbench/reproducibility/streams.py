@@ -230,7 +230,7 @@ def seed_torch_generator(
             f"generator must be a CPU generator, got one on {generator.device}. "
             "Create it with torch.Generator()."
         )
-    generator.set_state(torch_state_of(stream_key(seed, purpose, *key)))
+    fill_torch_generator(generator, stream_key(seed, purpose, *key))
 
 
 class _Blob(threading.local):
@@ -250,21 +250,18 @@ class _Blob(threading.local):
         self.initial_seed = raw[_BLOB_SEED]
 
 
-_blob: _Blob | None = None
+@functools.cache
+def _blob() -> _Blob:
+    return _Blob()  # not at import time, which must not import torch
 
 
-def torch_state_of(key: bytes) -> torch.Tensor:
-    """Return the initial state of the stream `key` as ``torch.Generator.set_state`` takes it.
-
-    The tensor is reused by the thread's next call.
-    """
-    global _blob
-    if _blob is None:
-        _blob = _Blob()
-    _blob.words[:] = np.frombuffer(expand(key, b"torch", 4 * _MT_WORDS), "<u4")
-    _never_zero(_blob.words)
-    _blob.initial_seed[:] = np.frombuffer(key, np.uint8, 8)
-    return _blob.tensor
+def fill_torch_generator(generator: torch.Generator, key: bytes) -> None:
+    """Put a CPU generator at the start of the stream `key`."""
+    blob = _blob()
+    blob.words[:] = np.frombuffer(expand(key, b"torch", 4 * _MT_WORDS), "<u4")
+    _never_zero(blob.words)
+    blob.initial_seed[:] = np.frombuffer(key, np.uint8, 8)
+    generator.set_state(blob.tensor)
 
 
 @functools.cache

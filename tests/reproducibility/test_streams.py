@@ -237,7 +237,7 @@ def test_kinds_of_generators_do_not_share_words():
     """torch, numpy's legacy generator and random are the same twister: states must differ."""
     key = stream_key(0, "a")
     twisters = [
-        streams.torch_state_of(key).numpy()[24 : 24 + 8 * 624].view(np.uint64),
+        torch_generator(0, "a").get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64),
         streams.numpy_random_state(key).get_state()[1],
         np.array(python_random(0, "a").getstate()[1][:624]),
     ]

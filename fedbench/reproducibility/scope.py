@@ -1,0 +1,128 @@
+"""The generator scope: module-level randomness of a client task comes from its own generators."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedbench.errors import EnclosureError
+from fedbench.reproducibility.active import TaskGenerators, active
+from fedbench.reproducibility.ledger import ledger
+from fedbench.reproducibility.redirect_host import install_numpy, install_python
+from fedbench.reproducibility.redirect_torch import install_torch
+from fedbench.reproducibility.streams import stream_key
+
+__all__ = ["generator_scope", "redirect_global_generators"]
+
+_install_lock = threading.Lock()
+_is_installed = False
+
+
+def redirect_global_generators() -> None:
+    """Prepare this process for generator scopes; the first scope does it otherwise.
+
+    From now on the functions of ``torch``, ``numpy.random`` and ``random`` that draw from global
+    generators look whether their thread is in a scope. Outside of scopes they draw the same
+    numbers as before. This is not undone when a scope ends: code that meanwhile imported a
+    function by name would keep the redirected one in any case, and other threads may be drawing.
+
+    Raises
+    ------
+    UnsupportedPlatformError
+        If this torch does not allow it.
+    """
+    global _is_installed
+    if _is_installed:
+        return
+    with _install_lock:
+        install_torch()
+        install_numpy()
+        install_python()
+        _is_installed = True
+
+
+@contextlib.contextmanager
+def generator_scope(seed: int, *key: int | str, check: bool = False) -> Iterator[TaskGenerators]:
+    """Draw the module-level randomness of a client task from the task's own generators.
+
+    Within the ``with`` block, in this thread, everything that draws from a global generator draws
+    from generators that are filled from the stream ``(seed, "task", *key)`` instead:
+
+    - torch on the CPU: every function and module without ``generator=``, be it dropout of any
+      kind, ``torch.rand``, an initialiser, an LSTM's dropout or attention. ``torch.manual_seed``,
+      ``seed``, ``initial_seed``, ``get_rng_state``, ``set_rng_state`` and ``fork_rng`` act on the
+      task's generator as well, so ``torch.utils.checkpoint`` is right.
+    - numpy: all functions of ``numpy.random``, and ``default_rng()`` without a seed.
+    - Python: all functions of ``random``.
+
+    The global generators are left alone. The numbers are those that the same code draws outside
+    of a scope when the global generators are in the states that the stream gives. Scopes may be
+    nested: the inner one draws from its own stream, then the outer one goes on where it was.
+
+    Threads that a task starts on its own are outside of its scope. Accelerators have generators
+    of their own, which are not redirected.
+
+    Parameters
+    ----------
+    seed : int
+        Root seed of the run.
+    *key : int or str
+        What identifies the task, for example client id and round.
+    check : bool, default False
+        At the end, raise if the task changed a global generator all the same. See the guide for
+        what can't be redirected.
+
+    Yields
+    ------
+    TaskGenerators
+        The task's generators: ``.torch``, ``.numpy`` and ``.python``.
+
+    Raises
+    ------
+    TypeError
+        If `seed` or a part of `key` has a wrong type.
+    EnclosureError
+        At the end of the block with `check`, if a global generator was changed in a way that
+        cannot be redirected, unless the block is left by another exception.
+    UnsupportedPlatformError
+        On the first entry, if this torch does not allow to redirect its draws.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedbench.reproducibility import generator_scope
+    >>> with generator_scope(0, "client-7", 3):
+    ...     first = torch.rand(2)
+    >>> with generator_scope(0, "client-7", 3):
+    ...     again = torch.nn.init.uniform_(torch.empty(2))
+    >>> torch.equal(first, again)
+    True
+    """
+    generators = TaskGenerators(stream_key(seed, "task", *key))
+    redirect_global_generators()
+    task = f"({', '.join(map(repr, key))})"
+    outer = active.generators
+    if check:
+        ledger.watch(task)
+    active.generators = generators
+    changed: Mapping[str, tuple[str, ...]] = {}
+    try:
+        yield generators
+    finally:
+        active.generators = outer
+        if check:
+            changed = ledger.end_watch(task)
+    for source, tasks in changed.items():
+        raise EnclosureError(_unaccounted(source, tasks))
+
+
+def _unaccounted(source: str, tasks: Sequence[str]) -> str:
+    who = f"the client task {tasks[0]}" if len(tasks) == 1 else f"one of {', '.join(tasks)}"
+    return (
+        f"client tasks must draw from their own generators, got a change of {source} while "
+        f"{who} ran. It was made in a way that cannot be redirected: by a function that was "
+        "imported by name before fedbench (as in 'from numpy.random import rand': write "
+        "numpy.random.rand), by the generator object itself (torch.default_generator.manual_seed: "
+        "write torch.manual_seed), or in a thread that the task started."
+    )
