@@ -19,7 +19,7 @@ Examples:
   fedbench report --out table.csv
   fedbench report --workload digits-mlp --workers 1 2 4
   fedbench report --backend sequential processes
-  fedbench report --preset full --out table.csv table.md raw.json
+  fedbench report --preset full --out table.csv page.html raw.json
   fedbench report --workload digits-logreg --algorithm fedavg scaffold
 
 \b
@@ -98,7 +98,7 @@ Exit codes:
     "targets",
     multiple=True,
     metavar="FILE",
-    help="Write the table: .csv .md .json .parquet. A file that exists is replaced.",
+    help="Write the table: .csv .md .html .json .parquet. A file that exists is replaced.",
 )
 def report(
     workloads: tuple[str, ...],

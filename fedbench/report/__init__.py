@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedbench.report.driver import Progress as Progress
     from fedbench.report.driver import measure as measure
     from fedbench.report.frames import to_frame as to_frame
+    from fedbench.report.notes import notes as notes
     from fedbench.report.output import check_writable as check_writable
     from fedbench.report.output import write_atomically as write_atomically
     from fedbench.report.records import Configuration as Configuration
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from fedbench.report.render import FORMATS as FORMATS
     from fedbench.report.render import FRAME_FORMATS as FRAME_FORMATS
     from fedbench.report.render import format_of as format_of
-    from fedbench.report.render import notes as notes
     from fedbench.report.render import render_text as render_text
     from fedbench.report.settings import PRESETS as PRESETS
     from fedbench.report.settings import Settings as Settings
@@ -59,7 +59,7 @@ _EXPORTS = {
     "find_preset": "settings",
     "format_of": "render",
     "measure": "driver",
-    "notes": "render",
+    "notes": "notes",
     "render_text": "render",
     "succeeded": "columns",
     "to_frame": "frames",

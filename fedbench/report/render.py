@@ -12,16 +12,15 @@ from pathlib import Path
 import pandas as pd
 
 from fedbench.registry import missing_extra
-from fedbench.report import statistics
 from fedbench.report.columns import COLUMNS, Column, Row, rows
 from fedbench.report.frames import to_frame
+from fedbench.report.html import to_html
+from fedbench.report.notes import notes
 from fedbench.report.records import Report
 
-__all__ = ["FORMATS", "FRAME_FORMATS", "format_of", "notes", "render_text"]
+__all__ = ["FORMATS", "FRAME_FORMATS", "format_of", "render_text"]
 
 _MIN_WIDTH = 40
-_FOREIGN_LOAD = 0.1
-_WIDE_SPREAD = 0.25
 
 
 def frame_to_csv(frame: pd.DataFrame) -> bytes:
@@ -76,6 +75,7 @@ FORMATS: dict[str, Callable[[Report], bytes]] = {
     ".csv": lambda report: frame_to_csv(to_frame(report)),
     ".md": _report_to_markdown,
     ".json": lambda report: report.to_json().encode("utf-8"),
+    ".html": lambda report: to_html(report).encode("utf-8"),
     ".parquet": lambda report: frame_to_parquet(to_frame(report)),
 }
 """Suffix to the function that renders a report."""
@@ -102,50 +102,6 @@ def format_of(path: str | Path, formats: Iterable[str] = FORMATS) -> str:
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise missing_extra("the format .parquet", "pyarrow", "parquet")
     return suffix
-
-
-def notes(report: Report) -> list[str]:
-    """Return what a reader must know beside the figures: failures first, then doubts."""
-    failed, broken, doubts = [], [], []
-    for row in rows(report):
-        measurement = row.measurement
-        name = measurement.configuration
-        if not measurement.ok:
-            failed.append(f"{name}: {measurement.status}")
-        elif row.broken_promise:
-            difference = COLUMNS_BY_NAME["max_abs_diff"].format(measurement.max_abs_diff)
-            broken.append(
-                f"{name}: the final state must be bitwise that of the baseline and is not "
-                f"(largest difference {difference}). Its speedup is not one."
-            )
-        middle = statistics.median(row.round_seconds())
-        spread = statistics.interquartile_range(row.round_seconds())
-        if middle and spread and spread > _WIDE_SPREAD * middle:
-            doubts.append(
-                f"{name}: rounds vary by {spread / middle:.0%} of their median (interquartile "
-                "range). Quiet the machine or raise --rounds before concluding."
-            )
-    return [*failed, *broken, *doubts, *_few_rounds(report), *_foreign_load(report)]
-
-
-def _few_rounds(report: Report) -> list[str]:
-    counts = [len(entry.rounds) for entry in report.measurements if entry.ok]
-    if counts and min(counts) < statistics.MIN_ROUNDS_FOR_INTERVAL:
-        return [
-            f"{min(counts)} timed rounds: intervals are too narrow below "
-            f"{statistics.MIN_ROUNDS_FOR_INTERVAL}. Raise --rounds before concluding."
-        ]
-    return []
-
-
-def _foreign_load(report: Report) -> list[str]:
-    loads = [entry.foreign_load for entry in report.measurements if entry.foreign_load is not None]
-    if loads and max(loads) > _FOREIGN_LOAD:
-        return [
-            f"other programs used up to {max(loads):.0%} of the machine during the timed rounds: "
-            "absolute times are too long and ratios less certain."
-        ]
-    return []
 
 
 def render_text(report: Report, width: int = 80) -> str:
@@ -217,9 +173,6 @@ def _pandas_text(table: list[Row], columns: list[Column]) -> str:
         dtype=object,
     )
     return str(frame.to_string(index=False))
-
-
-COLUMNS_BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def _markdown_cell(value: object) -> str:
