@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from fedbench.report.driver import Progress as Progress
     from fedbench.report.driver import measure as measure
     from fedbench.report.frames import to_frame as to_frame
-    from fedbench.report.notes import notes as notes
     from fedbench.report.output import check_writable as check_writable
     from fedbench.report.output import write_atomically as write_atomically
     from fedbench.report.records import Configuration as Configuration
     from fedbench.report.records import Measurement as Measurement
     from fedbench.report.records import Report as Report
     from fedbench.report.records import Sample as Sample
+    from fedbench.report.remarks import notes as notes
     from fedbench.report.render import FORMATS as FORMATS
     from fedbench.report.render import FRAME_FORMATS as FRAME_FORMATS
     from fedbench.report.render import format_of as format_of
@@ -59,7 +59,7 @@ _EXPORTS = {
     "find_preset": "settings",
     "format_of": "render",
     "measure": "driver",
-    "notes": "notes",
+    "notes": "remarks",
     "render_text": "render",
     "succeeded": "columns",
     "to_frame": "frames",

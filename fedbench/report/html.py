@@ -12,8 +12,8 @@ from html import escape
 
 from fedbench.report import statistics
 from fedbench.report.columns import COLUMNS, Column, Row, rows, significant
-from fedbench.report.notes import notes
 from fedbench.report.records import Report
+from fedbench.report.remarks import notes
 
 __all__ = ["to_html"]
 

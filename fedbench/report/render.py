@@ -15,8 +15,8 @@ from fedbench.registry import missing_extra
 from fedbench.report.columns import COLUMNS, Column, Row, rows
 from fedbench.report.frames import to_frame
 from fedbench.report.html import to_html
-from fedbench.report.notes import notes
 from fedbench.report.records import Report
+from fedbench.report.remarks import notes
 
 __all__ = ["FORMATS", "FRAME_FORMATS", "format_of", "render_text"]
 
