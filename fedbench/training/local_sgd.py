@@ -9,7 +9,7 @@ loop (a test compares them).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,21 +70,22 @@ class LocalWork:
 
 
 def _batches(data: ClientData, order: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the batches of one epoch, every one starting at a multiple of 64 bytes.
+    """Return the batches of one epoch."""
+    inputs = _gather(data.inputs, order, batch_size)
+    return list(zip(inputs, _gather(data.targets, order, batch_size), strict=True))
 
-    One gather for the whole epoch is cheapest. Its slices are aligned only when a batch fills a
-    multiple of 64 bytes; otherwise each batch is gathered into a tensor of its own.
+
+def _gather(samples: Tensor, order: Tensor, batch_size: int) -> Sequence[Tensor]:
+    """Return the samples in the given order, in batches that start at multiples of 64 bytes.
+
+    One gather for the whole epoch is cheapest. The batches are then slices of it, aligned only if
+    a batch fills a multiple of 64 bytes; otherwise each batch is gathered by itself. Integers
+    are exempt: no arithmetic rounds on them.
     """
-    inputs, targets = data.inputs, data.targets
-    row_bytes = inputs[0].numel() * inputs.element_size() if len(inputs) else 0
-    target_bytes = targets[0].numel() * targets.element_size() if len(targets) else 0
-    if batch_size * row_bytes % ALIGNMENT == 0 and batch_size * target_bytes % ALIGNMENT == 0:
-        x, y = inputs.index_select(0, order), targets.index_select(0, order)
-        return list(zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True))
-    return [
-        (inputs.index_select(0, rows), targets.index_select(0, rows))
-        for rows in torch.split(order, batch_size)
-    ]
+    row_bytes = samples.element_size() * samples[:1].numel()
+    if samples.is_floating_point() and batch_size * row_bytes % ALIGNMENT:
+        return [samples.index_select(0, rows) for rows in torch.split(order, batch_size)]
+    return torch.split(samples.index_select(0, order), batch_size)
 
 
 def local_sgd(
