@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedbench.reproducibility.digest import digest
@@ -16,6 +17,7 @@ from fedbench.reproducibility.streams import (
 )
 
 if TYPE_CHECKING:
+    from fedbench.reproducibility.loader import make_loader
     from fedbench.reproducibility.scope import generator_scope, redirect_global_generators
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "check_level",
     "digest",
     "generator_scope",
+    "make_loader",
     "numpy_generator",
     "python_random",
     "redirect_global_generators",
@@ -33,10 +36,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # The scope imports torch; streams and digests of numpy arrays do without.
-    if name in ("generator_scope", "redirect_global_generators"):
-        from fedbench.reproducibility import scope
+# These import torch; streams and digests of numpy arrays do without.
+_WITH_TORCH = {
+    "generator_scope": "fedbench.reproducibility.scope",
+    "make_loader": "fedbench.reproducibility.loader",
+    "redirect_global_generators": "fedbench.reproducibility.scope",
+}
 
-        return getattr(scope, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(_WITH_TORCH[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
