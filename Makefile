@@ -21,6 +21,8 @@ ENVIRONMENT_INPUTS := pyproject.toml constraints.txt CMakeLists.txt tools/set_up
 	$(shell find csrc/include csrc/bindings -type f)
 RUN_READY := $(VENV)/.ready-to-run
 TEST_READY := $(VENV)/.ready-to-test
+RUN_EXTRAS := ray,data
+TEST_EXTRAS := $(RUN_EXTRAS),plot,parquet,dev,docs
 
 # An environment that was made in another folder (a moved or copied checkout) is not this one's.
 ifneq ($(file <$(VENV)/.made-for),$(CURDIR))
@@ -31,12 +33,12 @@ always-out-of-date:
 
 # The larger environment serves both uses.
 $(RUN_READY): $(ENVIRONMENT_INPUTS)
-	@if [[ -e $(TEST_READY) ]]; then extras=ray,data,dev,docs; else extras=ray,data; fi; \
+	@if [[ -e $(TEST_READY) ]]; then extras=$(TEST_EXTRAS); else extras=$(RUN_EXTRAS); fi; \
 	tools/set_up_environment.sh "$$extras"
 	@touch $@; if [[ -e $(TEST_READY) ]]; then touch $(TEST_READY); fi
 
 $(TEST_READY): $(ENVIRONMENT_INPUTS)
-	@tools/set_up_environment.sh ray,data,dev,docs
+	@tools/set_up_environment.sh $(TEST_EXTRAS)
 	@touch $(RUN_READY) $@
 
 ##@ The two commands
