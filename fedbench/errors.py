@@ -10,6 +10,8 @@ what was expected. Everything else derives from :class:`FedbenchError`::
     ├── OutputError                        a file that cannot be written
     ├── RecordFormatError (ValueError)     a file that is not a report of this release
     ├── LayoutError (ValueError)           a state that does not fit its layout
+    ├── DataFormatError (ValueError)       a data file that is not what its format says
+    ├── CheckpointError (ValueError)       a checkpoint that is missing, damaged or foreign
     ├── NonFiniteError (ValueError)        NaN or infinity where it was refused
     ├── EnclosureError                     a client task broke its enclosure (invariant I1)
     │   └── BroadcastModifiedError         ... by writing to the read-only broadcast
@@ -29,7 +31,9 @@ from typing import Any
 
 __all__ = [
     "BroadcastModifiedError",
+    "CheckpointError",
     "ClientTaskError",
+    "DataFormatError",
     "EnclosureError",
     "ExecutorClosedError",
     "ExecutorError",
@@ -74,6 +78,14 @@ class OutputError(FedbenchError):
 
 class RecordFormatError(FedbenchError, ValueError):
     """A file is not a report, or is of a version that this release cannot read."""
+
+
+class DataFormatError(FedbenchError, ValueError):
+    """A data file is damaged or not in its format; the message names file, record and field."""
+
+
+class CheckpointError(FedbenchError, ValueError):
+    """A checkpoint is missing, damaged, or belongs to another simulation."""
 
 
 class NonFiniteError(FedbenchError, ValueError):

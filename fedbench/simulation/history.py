@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +44,11 @@ class RoundRecord:
     seconds: Mapping[str, float]
     task_s: float
     uplink_bytes: int
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> RoundRecord:
+        """Return the record whose fields, as JSON gives them back, are in `plain`."""
+        return cls(**{**plain, "cohort": tuple(plain["cohort"])})
 
 
 @dataclass

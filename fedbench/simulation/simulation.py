@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -23,7 +24,7 @@ from fedbench.algorithms import (
     Updates,
 )
 from fedbench.executors import Executor, Resident
-from fedbench.reproducibility import check_level, digest, python_random, torch_generator
+from fedbench.reproducibility import check_level, python_random, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
     positive,
@@ -40,6 +41,7 @@ from fedbench.simulation.client_task import (
 )
 from fedbench.simulation.history import History, RoundRecord
 from fedbench.simulation.measure import PhaseClock, mean_metrics, num_bytes
+from fedbench.simulation.resume import digest_of, restore, save
 from fedbench.training import LOSSES, EvaluationSums, LocalWork, WorkerModel
 from fedbench.workloads import Workload
 
@@ -185,6 +187,8 @@ class Simulation:
         *,
         evaluate_every: int | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every: int = 10,
     ) -> History:
         """Run rounds and return the history of the simulation so far.
 
@@ -197,11 +201,16 @@ class Simulation:
             default) and after the last one; 0 never evaluates.
         on_round : callable, optional
             Called with each :class:`RoundRecord`, on this thread.
+        checkpoint_dir : str or path, optional
+            Where to save a checkpoint after every `checkpoint_every` rounds of the simulation
+            and after the last one.
+        checkpoint_every : int
+            Rounds between two checkpoints.
 
         Returns
         -------
         History
-            All committed rounds, those of earlier calls included.
+            All committed rounds, those of earlier calls and of before a resume included.
 
         Raises
         ------
@@ -210,12 +219,41 @@ class Simulation:
         """
         count = positive("rounds", self.workload.rounds if rounds is None else rounds)
         every = self.workload.eval_every if evaluate_every is None else evaluate_every
-        for number in range(1, count + 1):
-            due = every > 0 and (number % every == 0 or number == count)
-            record = self.run_round(evaluate=due)
+        positive("checkpoint_every", checkpoint_every)
+        for left in reversed(range(count)):
+            number = self.rounds_done + 1
+            record = self.run_round(evaluate=every > 0 and (number % every == 0 or not left))
+            if checkpoint_dir is not None and (number % checkpoint_every == 0 or not left):
+                self.save_checkpoint(checkpoint_dir)
             if on_round is not None:
                 on_round(record)
         return self.history
+
+    def save_checkpoint(self, directory: str | Path) -> Path:
+        """Write the committed state to a new checkpoint in `directory` and return its path.
+
+        The two newest checkpoints are kept. A reader finds a whole checkpoint or none.
+        """
+        return save(self, Path(directory))
+
+    def load_checkpoint(self, path: str | Path) -> int:
+        """Go on from a checkpoint and return the number of its rounds.
+
+        What follows has the bits of the unbroken run, on any backend.
+
+        Parameters
+        ----------
+        path : str or path
+            A checkpoint, or a directory of checkpoints, of which the newest is taken.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or it is damaged, or it belongs to another simulation (other
+            workload, algorithm, seed, level, cohort size or model); the simulation is then as it
+            was.
+        """
+        return restore(self, Path(path))
 
     def run_round(self, *, evaluate: bool = False) -> RoundRecord:
         """Run one round, commit it and return its record.
@@ -279,15 +317,7 @@ class Simulation:
 
     def state_digest(self) -> str:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
-        server = self.server
-        return digest(
-            {
-                "parameters": server.model.parameters,
-                "buffers": dict(server.model.buffers),
-                "extra": dict(server.extra),
-                "clients": self.client_states,
-            }
-        )
+        return digest_of(self.server, self.client_states)
 
     def _context(self, index: int) -> RoundContext:
         population = self.dataset.num_clients

@@ -1,0 +1,229 @@
+"""Checkpoints: the committed state of a simulation in a directory that appears all at once.
+
+A checkpoint is a directory ``round-000010`` with two files: ``state.safetensors`` holds the
+tensors, ``manifest.json`` the rest, with digests of both. It is written under a temporary name,
+flushed to the disk and renamed, so a reader finds a whole checkpoint or none, whenever the writer
+was killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+
+from fedbench.errors import CheckpointError
+from fedbench.training import ModelState
+
+__all__ = ["SCHEMA_VERSION", "Snapshot", "latest_checkpoint", "read_checkpoint", "write_checkpoint"]
+
+SCHEMA_VERSION = 1
+_NAME = re.compile(r"round-(\d{6,})")
+_STATE, _MANIFEST = "state.safetensors", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint holds.
+
+    Attributes
+    ----------
+    identity : mapping of str to object
+        What the simulation is: only a simulation with the same identity may load the state.
+    rounds_done : int
+        Number of committed rounds.
+    state : object
+        Nested mappings, sequences, tensors, model states and plain values.
+    records : list of dict
+        The history as plain values.
+    digest : str
+        Digest of `state` as the simulation takes it.
+    """
+
+    identity: Mapping[str, Any]
+    rounds_done: int
+    state: Any
+    records: Sequence[Mapping[str, Any]]
+    digest: str
+
+
+def write_checkpoint(directory: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
+    """Write a checkpoint into `directory` and return its path; older ones beyond `keep` go.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; earlier checkpoints are then as they were.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, torch.Tensor] = {}
+    structure = _encode(snapshot.state, tensors)
+    payload = dump_tensors(tensors)
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "identity": snapshot.identity,
+        "rounds_done": snapshot.rounds_done,
+        "digest": snapshot.digest,
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "structure": structure,
+        "records": snapshot.records,
+    }
+    text = json.dumps(manifest)
+    sealed = json.dumps({"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    target = directory / f"round-{snapshot.rounds_done:06d}"
+    temporary = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory))
+    try:
+        _write_through(temporary / _STATE, payload)
+        _write_through(temporary / _MANIFEST, sealed.encode())
+        if target.exists():
+            shutil.rmtree(target)
+        temporary.rename(target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _flush_directory(directory)
+    for _, old in _checkpoints(directory)[:-keep]:
+        shutil.rmtree(old)
+    _remove_unfinished(directory)
+    return target
+
+
+def latest_checkpoint(directory: Path) -> Path:
+    """Return the checkpoint of `directory` with the most rounds.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none.
+    """
+    found = _checkpoints(directory)
+    if not found:
+        raise CheckpointError(
+            f"{directory} holds no checkpoint (a folder named round-NNNNNN). "
+            f"Start without resuming, or give the folder that the run wrote to."
+        )
+    return found[-1][1]
+
+
+def read_checkpoint(path: Path) -> Snapshot:
+    """Return what the checkpoint at `path` holds.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing, damaged, or of another schema; the message names the file.
+    """
+    try:
+        sealed = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        text = sealed["manifest"]
+        if hashlib.sha256(text.encode()).hexdigest() != sealed["sha256"]:
+            raise _damaged(path / _MANIFEST, "its digest does not match")
+        manifest = json.loads(text)
+        payload = (path / _STATE).read_bytes()
+    except OSError as error:
+        raise _damaged(path, f"{error.strerror}: {error.filename}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise _damaged(path / _MANIFEST, "it is not a manifest") from error
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{path} was written with checkpoint schema {manifest['schema_version']}, this "
+            f"version reads {SCHEMA_VERSION}. Use the version of fedbench that wrote it."
+        )
+    if hashlib.sha256(payload).hexdigest() != manifest["sha256"]:
+        raise _damaged(path / _STATE, "its digest does not match")
+    try:
+        tensors = load_tensors(payload)
+    except SafetensorError as error:
+        raise _damaged(path / _STATE, str(error)) from error
+    return Snapshot(
+        identity=manifest["identity"],
+        rounds_done=manifest["rounds_done"],
+        state=_decode(manifest["structure"], tensors),
+        records=manifest["records"],
+        digest=manifest["digest"],
+    )
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {why}. Delete it and resume from an older one.")
+
+
+def _checkpoints(directory: Path) -> list[tuple[int, Path]]:
+    if not directory.is_dir():
+        return []
+    named = [(_NAME.fullmatch(entry.name), entry) for entry in directory.iterdir()]
+    return sorted((int(match[1]), entry) for match, entry in named if match)
+
+
+def _remove_unfinished(directory: Path) -> None:
+    """Remove what killed writers left behind."""
+    for entry in directory.glob(".unfinished-*"):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def _write_through(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return `value` as JSON, with every tensor moved to `tensors` under a number."""
+    if isinstance(value, torch.Tensor):
+        key = str(len(tensors))
+        tensors[key] = value.detach().clone().contiguous()
+        return {"tensor": key}
+    if isinstance(value, ModelState):
+        parts = [_encode(value.parameters, tensors), _encode(value.buffers, tensors)]
+        return {"model": parts}
+    if isinstance(value, Mapping):
+        # Pairs, not an object: a client's id may be the number 1 or the text "1".
+        return {"mapping": [[key, _encode(entry, tensors)] for key, entry in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_encode(entry, tensors) for entry in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise CheckpointError(
+        f"a state entry of type {type(value).__name__} cannot be stored in a checkpoint. Keep "
+        f"client and server state in tensors, numbers, text, lists and mappings."
+    )
+
+
+def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        # A copy of its own: tensors of one file share memory and lie at any alignment.
+        return tensors[content].clone()
+    if kind == "model":
+        return ModelState(*(_decode(part, tensors) for part in content))
+    if kind == "mapping":
+        return {key: _decode(entry, tensors) for key, entry in content}
+    if kind == "list":
+        return [_decode(entry, tensors) for entry in content]
+    if kind == "tuple":
+        return tuple(_decode(entry, tensors) for entry in content)
+    return content
