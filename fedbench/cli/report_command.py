@@ -142,6 +142,7 @@ def report(
             seed=seed,
             reproducibility=reproducibility,
             timeout_s=timeout,
+            intraop_row=chosen.intraop_row,
             backends=backends or EXECUTORS.names(),
             workers=workers or default_worker_counts(),
         )

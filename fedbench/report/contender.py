@@ -94,10 +94,15 @@ class Contender:
         )
 
     def evaluate(self) -> tuple[float, dict[str, float]]:
-        """Evaluate the server's model; return the seconds and the metrics."""
+        """Evaluate the server's model; return the seconds and the metrics, ``split_metric``."""
         begin = time.perf_counter()
-        metrics = self._simulation.evaluate()
-        return time.perf_counter() - begin, dict(metrics)
+        splits = self._simulation.evaluate()
+        seconds = time.perf_counter() - begin
+        return seconds, {
+            f"{split}_{metric}": value
+            for split, metrics in splits.items()
+            for metric, value in metrics.items()
+        }
 
     def digest(self) -> str:
         """Return the SHA-256 of the server's and all clients' states."""

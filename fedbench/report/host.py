@@ -121,6 +121,11 @@ class Host:
         self.begin(step)
         return self.finish(step, watch_memory=watch_memory)
 
+    def dismiss(self) -> None:
+        """Let the process end after what it is doing, without waiting for that."""
+        with contextlib.suppress(OSError):  # it has ended, or the pipe is closed
+            self._pipe.send(None)
+
     def close(self, *, at_once: bool = False) -> None:
         """End the process and all that it started; never hangs, safe to call again.
 
@@ -132,8 +137,7 @@ class Host:
         members = family(self._process.pid)
         try:
             if not at_once:
-                with contextlib.suppress(OSError):  # it has ended, or the pipe is closed
-                    self._pipe.send(None)
+                self.dismiss()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_CLOSE_S)
         finally:

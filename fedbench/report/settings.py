@@ -32,15 +32,23 @@ class Preset:
         Timed rounds.
     summary : str
         One line for the help text.
+    intraop_row : bool
+        See :class:`Settings`.
     """
 
     workloads: tuple[str, ...]
     rounds: int
     summary: str
+    intraop_row: bool = True
 
 
 PRESETS = {
-    "smoke": Preset(("digits-logreg",), 3, "one small workload, seconds: does everything run?"),
+    "smoke": Preset(
+        ("digits-logreg",),
+        3,
+        "one small workload, seconds: does everything run?",
+        intraop_row=False,
+    ),
     "default": Preset(
         ("digits-logreg", "digits-mlp", "mnist5k-cnn"), 7, "the real-data workloads, minutes"
     ),

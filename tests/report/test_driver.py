@@ -58,6 +58,9 @@ class FakeHost:
         self.begin(step)
         return self.finish(step, watch_memory=watch_memory)
 
+    def dismiss(self):
+        self.dismissed = True
+
     def close(self, *, at_once=False):
         self.closed += 1
         self.closed_at_once = at_once
