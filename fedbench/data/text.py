@@ -10,6 +10,7 @@ import torch
 
 from fedbench.data._partition_tools import check_count
 from fedbench.data.federated import ArrayDataset
+from fedbench.data.split import check_test_fraction
 
 __all__ = [
     "ASCII_VOCABULARY",
@@ -83,10 +84,7 @@ def load_python_docs(
             f"stride must be greater than length ({length}), got {stride!r}. "
             "Samples that overlap would put test text into the training samples."
         )
-    if not 0 < test_fraction < 1:
-        raise ValueError(
-            f"test_fraction must be between 0 and 1, got {test_fraction!r}. Use 0.1, for example."
-        )
+    check_test_fraction(test_fraction)
     found = text_digest(topics)
     if found != digest:
         warnings.warn(

@@ -15,7 +15,7 @@ __all__ = ["mnist5k_clients", "mnist5k_cnn"]
 
 
 def mnist5k_clients(
-    seed: int = 0, *, num_clients: int = 50, alpha: float = 0.5, min_size: int = 10
+    seed: int = 0, *, num_clients: int = 50, alpha: float = 1.0, min_size: int = 10
 ) -> FederatedDataset:
     """Return MNIST-5k, standardised and divided with Dirichlet(`alpha`) label skew."""
     samples = load_mnist5k(seed=seed)

@@ -107,7 +107,7 @@ def synthetic_resnet18() -> Workload:
         model=resnet18,
         cohort_size=4,
         rounds=3,
-        lr=0.05,
+        lr=0.01,
         batch_size=8,
         local_epochs=1,
         eval_every=3,
