@@ -47,3 +47,17 @@ def squared_distance(
 def exact_squared_distance(
     a: list[_Buffer], b: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]
 ) -> bytes: ...
+def gather(
+    flat: _Buffer,
+    flat_size: int,
+    pieces: list[_Buffer],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+) -> None: ...
+def scatter(
+    flat: _Buffer,
+    flat_size: int,
+    pieces: list[_Buffer],
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+) -> None: ...

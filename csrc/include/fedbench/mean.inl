@@ -52,16 +52,21 @@ FEDBENCH_INLINE void fold_step(const std::byte* const* from, const f64v* weights
     }
 }
 
-// Folds kRows clients into the tile: coordinates [offset, offset + size) of the rows.
+// Folds kRows clients into the tile: coordinates [offset, offset + size) of the rows. Meanwhile the
+// rows of the next visit, `next` (as many, at `next_offset`), are fetched into the second-level
+// cache: a visit is too short for the hardware to notice the stream before it ends.
 template <class Type, int kRows, bool kSmallest>
 inline void fold_rows(const void* const* rows, const double* weight, std::size_t offset,
-                      std::size_t size, bool first, NarrowTile& tile) {
+                      std::size_t size, const void* const* next, std::size_t next_offset,
+                      bool first, NarrowTile& tile) {
     constexpr std::size_t item = item_size(Type::dtype);
-    constexpr std::size_t ahead = 512;  // bytes to prefetch
+    constexpr std::size_t line = 64 / item;
     const std::byte* from[kRows];
+    const std::byte* ahead[kRows];
     f64v weights[kRows];
     for (int r = 0; r < kRows; ++r) {
         from[r] = static_cast<const std::byte*>(rows[r]) + offset * item;
+        ahead[r] = static_cast<const std::byte*>(next[r]) + next_offset * item;
         weights[r] = splat(weight[r]);
     }
     for (std::size_t i = 0; i < size; i += kStep) {
@@ -76,7 +81,9 @@ inline void fold_rows(const void* const* rows, const double* weight, std::size_t
             smallest = load<u32v>(tile.smallest + i);
         }
         if (size - i >= kStep) {
-            for (int r = 0; r < kRows; ++r) __builtin_prefetch(from[r] + ahead);
+            if (i % line == 0) {
+                for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead[r] + i * item, 0, 2);
+            }
             fold_step<Type, kRows, kSmallest>(from, weights, low, high, largest, smallest);
             for (int r = 0; r < kRows; ++r) from[r] += kStep * item;
         } else {
@@ -96,18 +103,38 @@ inline void fold_rows(const void* const* rows, const double* weight, std::size_t
     }
 }
 
+// Rows are folded in groups of kGroup; what is left over takes one smaller group.
+inline constexpr std::size_t kGroup = 4;
+
 template <class Type, bool kSmallest>
 inline void fold_clients(const void* const* rows, const double* weights, std::size_t clients,
                          std::size_t offset, std::size_t size, NarrowTile& tile) {
-    std::size_t k = 0;
-    for (; k + 4 <= clients; k += 4) {
-        fold_rows<Type, 4, kSmallest>(rows + k, weights + k, offset, size, k == 0, tile);
-    }
-    for (; k + 2 <= clients; k += 2) {
-        fold_rows<Type, 2, kSmallest>(rows + k, weights + k, offset, size, k == 0, tile);
-    }
-    if (k < clients) {
-        fold_rows<Type, 1, kSmallest>(rows + k, weights + k, offset, size, k == 0, tile);
+    for (std::size_t k = 0; k < clients; k += kGroup) {
+        const std::size_t group = std::min(kGroup, clients - k);
+        // The last group of a tile fetches the first rows of the next tile.
+        const bool last = k + group == clients;
+        const void* const* next = last ? rows : rows + std::min(k + kGroup, clients - group);
+        const std::size_t next_offset = last ? offset + size : offset;
+        const void* const* from = rows + k;
+        const double* w = weights + k;
+        switch (group) {
+            case 1:
+                fold_rows<Type, 1, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
+                                              tile);
+                break;
+            case 2:
+                fold_rows<Type, 2, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
+                                              tile);
+                break;
+            case 3:
+                fold_rows<Type, 3, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
+                                              tile);
+                break;
+            default:
+                fold_rows<Type, 4, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
+                                              tile);
+                break;
+        }
     }
 }
 
@@ -144,23 +171,21 @@ inline void fold_narrow(const WeightPlan& plan, const MeanSegment& segment, std:
 // value, rounded to nearest, as the bits of an element of the type (zero-extended).
 struct ToFloat32 {
     static constexpr DType dtype = DType::float32;
-    static FEDBENCH_INLINE u32h round(f64v value) {
-        return bits_as<u32h>(__builtin_convertvector(value, f32h));
-    }
+    static FEDBENCH_INLINE u32h round(f64v value) { return bits_as<u32h>(narrow(value)); }
     static FEDBENCH_INLINE void put(std::byte* to, u32h bits) { store(to, bits); }
 };
 
 // Bits of the float that `value` rounds to under round-to-odd: safe to round once more.
 FEDBENCH_INLINE u32h round_to_odd_float(f64v value) {
-    const f32h near = __builtin_convertvector(value, f32h);
+    const f32h near = narrow(value);
     const f64v back = widen(near);
-    const u32h inexact = bits_as<u32h>(__builtin_convertvector(back != value, i32h));
-    const u32h too_large = bits_as<u32h>(__builtin_convertvector(abs(back) > abs(value), i32h));
+    const u32h inexact = bits_as<u32h>(narrow_mask(back != value));
+    const u32h too_large = bits_as<u32h>(narrow_mask(abs(back) > abs(value)));
     return (bits_as<u32h>(near) + too_large) | (inexact & 1U);
 }
 
 FEDBENCH_INLINE void put_low_half(std::byte* to, u32h bits) {
-    store(to, __builtin_convertvector(bits, u16h));
+    store_u16(to, bits);
 }
 
 struct ToBFloat16 {
@@ -251,7 +276,7 @@ inline void finish_narrow(const WeightPlan& plan, DType in, std::byte* out, std:
         const u32h smallest = load<u32h>(tile.smallest + i);
         const i32h spread = bits_as<i32h>((largest >> 23) - (smallest >> 23));
         const i32h exact = (spread <= spread_limit) & bits_as<i32h>(largest < 0x7f800000U);
-        const unsigned exact_lanes = mask_bits(__builtin_convertvector(exact, i64v));
+        const unsigned exact_lanes = mask_bits(widen_mask(exact));
         u32h bits = {};
         if (exact_lanes != 0) {
             if (plan.power_of_two) {
@@ -267,8 +292,7 @@ inline void finish_narrow(const WeightPlan& plan, DType in, std::byte* out, std:
             const u32h high = Out::round((sum + delta) * reciprocal);
             const i32h proved = bits_as<i32h>(low == high) & bits_as<i32h>(largest < 0x7f800000U);
             bits = bits_as<u32h>((exact & bits_as<i32h>(bits)) | (~exact & bits_as<i32h>(low)));
-            unproved.add(~mask_bits(__builtin_convertvector(proved | exact, i64v)) & kAllLanes, i,
-                         size);
+            unproved.add(~mask_bits(widen_mask(proved | exact)) & kAllLanes, i, size);
         }
         put_lanes<Out>(out, i, size, bits);
     }
@@ -369,7 +393,7 @@ FEDBENCH_INLINE i64v same_rounding(f64v a, f64v b) {
     if constexpr (Out::dtype == DType::float64) {
         return bits_as<i64v>(a) == bits_as<i64v>(b);
     } else {
-        return __builtin_convertvector(bits_as<i32h>(Out::round(a) == Out::round(b)), i64v);
+        return widen_mask(bits_as<i32h>(Out::round(a) == Out::round(b)));
     }
 }
 

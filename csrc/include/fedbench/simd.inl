@@ -93,9 +93,87 @@ FEDBENCH_INLINE unsigned mask_bits(i64v comparison) {
 
 inline constexpr unsigned kAllLanes = (1U << kLanes) - 1;
 
+// Conversions between the widths. GCC 12 splits __builtin_convertvector into pieces of 128 bits and
+// carries them through memory, so each level names its instruction.
+#if FEDBENCH_ISA_LEVEL == 2
+FEDBENCH_INLINE f64v widen(f32h value) {
+    return _mm512_cvtps_pd(value);
+}
+FEDBENCH_INLINE f32h narrow(f64v value) {
+    return _mm512_cvtpd_ps(value);
+}
+FEDBENCH_INLINE i64v widen_mask(i32h value) {
+    return bits_as<i64v>(_mm512_cvtepi32_epi64(bits_as<__m256i>(value)));
+}
+FEDBENCH_INLINE i32h narrow_mask(i64v value) {
+    return bits_as<i32h>(_mm512_cvtepi64_epi32(bits_as<__m512i>(value)));
+}
+FEDBENCH_INLINE u32h load_u16(const void* from) {
+    return bits_as<u32h>(_mm256_cvtepu16_epi32(load<__m128i>(from)));
+}
+FEDBENCH_INLINE i32h load_i8(const void* from) {
+    return bits_as<i32h>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+}
+FEDBENCH_INLINE f32h to_floats(i32h value) {
+    return _mm256_cvtepi32_ps(bits_as<__m256i>(value));
+}
+FEDBENCH_INLINE void store_u16(void* to, u32h value) {
+    store(to, _mm256_cvtepi32_epi16(bits_as<__m256i>(value)));
+}
+#elif FEDBENCH_ISA_LEVEL == 1
+FEDBENCH_INLINE f64v widen(f32h value) {
+    return _mm256_cvtps_pd(value);
+}
+FEDBENCH_INLINE f32h narrow(f64v value) {
+    return _mm256_cvtpd_ps(value);
+}
+FEDBENCH_INLINE i64v widen_mask(i32h value) {
+    return bits_as<i64v>(_mm256_cvtepi32_epi64(bits_as<__m128i>(value)));
+}
+FEDBENCH_INLINE i32h narrow_mask(i64v value) {
+    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    return bits_as<i32h>(
+        _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(bits_as<__m256i>(value), even)));
+}
+FEDBENCH_INLINE u32h load_u16(const void* from) {
+    return bits_as<u32h>(_mm_cvtepu16_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from))));
+}
+FEDBENCH_INLINE i32h load_i8(const void* from) {
+    return bits_as<i32h>(_mm_cvtepi8_epi32(_mm_cvtsi32_si128(load<int>(from))));
+}
+FEDBENCH_INLINE f32h to_floats(i32h value) {
+    return _mm_cvtepi32_ps(bits_as<__m128i>(value));
+}
+FEDBENCH_INLINE void store_u16(void* to, u32h value) {
+    const __m128i bits = bits_as<__m128i>(value);
+    _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packus_epi32(bits, bits));
+}
+#else
 FEDBENCH_INLINE f64v widen(f32h value) {
     return __builtin_convertvector(value, f64v);
 }
+FEDBENCH_INLINE f32h narrow(f64v value) {
+    return __builtin_convertvector(value, f32h);
+}
+FEDBENCH_INLINE i64v widen_mask(i32h value) {
+    return __builtin_convertvector(value, i64v);
+}
+FEDBENCH_INLINE i32h narrow_mask(i64v value) {
+    return __builtin_convertvector(value, i32h);
+}
+FEDBENCH_INLINE u32h load_u16(const void* from) {
+    return __builtin_convertvector(load<u16h>(from), u32h);
+}
+FEDBENCH_INLINE i32h load_i8(const void* from) {
+    return i32h{load_unaligned<std::int8_t>(from, 0), load_unaligned<std::int8_t>(from, 1)};
+}
+FEDBENCH_INLINE f32h to_floats(i32h value) {
+    return __builtin_convertvector(value, f32h);
+}
+FEDBENCH_INLINE void store_u16(void* to, u32h value) {
+    store(to, __builtin_convertvector(value, u16h));
+}
+#endif
 
 // kLanes elements of a buffer as floats, exactly. Tags say the element type.
 struct Float32 {
@@ -106,7 +184,7 @@ struct Float32 {
 struct BFloat16 {
     static constexpr DType dtype = DType::bfloat16;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) {
-        return bits_as<f32h>(__builtin_convertvector(load<u16h>(from), u32h) << 16);
+        return bits_as<f32h>(load_u16(from) << 16);
     }
 };
 
@@ -118,7 +196,7 @@ struct Float16 {
 #elif FEDBENCH_ISA_LEVEL == 1
         return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #else
-        const u32h half = __builtin_convertvector(load<u16h>(from), u32h);
+        const u32h half = load_u16(from);
         const u32h magnitude = half & 0x7fffU;
         const u32h finite = bits_as<u32h>(bits_as<f32h>(magnitude << 13) * 0x1p112F);
         const u32h special = 0x7f800000U | ((magnitude & 0x3ffU) << 13);
@@ -132,8 +210,7 @@ struct Float16 {
 struct Int8 {
     static constexpr DType dtype = DType::int8;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) {
-        typedef std::int8_t i8h __attribute__((vector_size(kLanes)));
-        return __builtin_convertvector(__builtin_convertvector(load<i8h>(from), i32h), f32h);
+        return to_floats(load_i8(from));
     }
 };
 

@@ -1,0 +1,196 @@
+"""Arrays of either library as buffers for the kernels, without importing torch for numpy users."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from fedbench._native import core
+
+if TYPE_CHECKING:
+    import torch
+
+ArrayLike: TypeAlias = "np.ndarray[Any, Any] | torch.Tensor"
+"""A numpy array or a torch tensor."""
+
+DTYPE_CODES: Mapping[str, int] = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+}
+"""Numbers of the element types in csrc/include/fedbench/dtype.hpp."""
+
+FLOATING = ("float32", "float64", "float16", "bfloat16")
+INTEGER = (
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
+)  # fmt: skip
+
+# Below this a library's own allocator is as good as pooled huge pages.
+_POOLED_BYTES = 4 << 20
+
+
+class Buffer(NamedTuple):
+    """One array, checked and contiguous.
+
+    `handle` is what the kernels take: a numpy array or an address. `owner` keeps it alive and is
+    the caller's own array unless that had to be copied.
+    """
+
+    handle: Any
+    owner: Any
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+    copied: bool
+
+
+@functools.cache
+def torch_dtypes() -> dict[Any, str]:
+    """Return the names of torch's dtypes; only called when torch is there."""
+    import torch
+
+    names = {getattr(torch, name): name for name in (*FLOATING, *INTEGER)}
+    return names | {torch.complex64: "complex64", torch.complex128: "complex128"}
+
+
+def is_tensor(value: object) -> bool:
+    """Whether `value` is a torch tensor (then torch is imported already)."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: object) -> bool:
+    """Whether `value` is a numpy array or a torch tensor."""
+    return isinstance(value, np.ndarray) or is_tensor(value)
+
+
+def describe(value: Any, where: str) -> Buffer:
+    """Return `value` as a buffer; `where` names it in errors.
+
+    Strided, byte-swapped or unaligned arrays are copied once; everything else is used in place.
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _describe_numpy(np.asarray(value), where)
+    if is_tensor(value):
+        return _describe_torch(value, where)
+    raise TypeError(
+        f"{where} must be a numpy array or a torch tensor, got {type(value).__name__}. "
+        "Convert it, for example with numpy.asarray(..., dtype=numpy.float32)."
+    )
+
+
+def _describe_numpy(value: np.ndarray[Any, Any], where: str) -> Buffer:
+    name = value.dtype.name
+    _require_supported(name, where)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{where} must be a plain numpy array, got a masked one. Fill it first.")
+    plain = value.flags.c_contiguous and value.dtype.isnative and value.flags.aligned
+    array = value if plain else np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+    return Buffer(array, array, "numpy", name, value.shape, value.size, not plain)
+
+
+def _describe_torch(value: Any, where: str) -> Buffer:
+    import torch
+
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{where} must be a dense tensor, got layout {value.layout}. Use .to_dense() first."
+        )
+    if value.device.type != "cpu":
+        raise TypeError(f"{where} must be on the CPU, got device {value.device}.")
+    name = torch_dtypes().get(value.dtype, str(value.dtype))
+    _require_supported(name, where)
+    tensor = value
+    copied = not tensor.is_contiguous() or tensor.is_neg()
+    if copied:
+        tensor = tensor.detach().resolve_neg().contiguous()
+    return Buffer(
+        tensor.data_ptr(), tensor, "torch", name, tuple(value.shape), value.numel(), copied
+    )
+
+
+def _require_supported(dtype: str, where: str) -> None:
+    if dtype not in FLOATING and dtype not in INTEGER:
+        raise TypeError(
+            f"{where} must have one of the dtypes {', '.join((*FLOATING, *INTEGER))}, "
+            f"got {dtype}. Convert it first."
+        )
+
+
+def empty(kind: str, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return an uninitialised array of `kind` (``"numpy"`` or ``"torch"``)."""
+    if kind == "numpy":
+        item = np.dtype(dtype)
+        size = math.prod(shape) * item.itemsize
+        if size < _POOLED_BYTES:
+            return np.empty(shape, dtype=item)
+        return core.allocate(size).view(item).reshape(shape)
+    import torch
+
+    torch_dtype = getattr(torch, dtype)
+    size = math.prod(shape) * torch_dtype.itemsize
+    if size < _POOLED_BYTES:
+        return torch.empty(shape, dtype=torch_dtype, device="cpu")
+    return torch.from_numpy(core.allocate(size)).view(torch_dtype).reshape(shape)
+
+
+def output_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str, where: str) -> Buffer:
+    """Check that `out` can receive a result of this kind and shape, and return its buffer."""
+    if kind == "numpy":
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"{where} must be a numpy array like the updates, got {_name(out)}.")
+        if not (out.flags.writeable and out.flags.c_contiguous and out.flags.aligned):
+            raise ValueError(f"{where} must be a writable, C-contiguous, aligned numpy array.")
+    else:
+        if not is_tensor(out):
+            raise TypeError(f"{where} must be a torch tensor like the updates, got {_name(out)}.")
+        if not out.is_contiguous() or out.is_neg():
+            raise ValueError(f"{where} must be a contiguous tensor.")
+    buffer = describe(out, where)
+    if buffer.copied:
+        raise ValueError(f"{where} must have native byte order, got {out.dtype}.")
+    if buffer.shape != shape:
+        raise ValueError(f"{where} must have shape {shape}, got {buffer.shape}.")
+    if buffer.dtype != dtype:
+        raise TypeError(f"{where} must have dtype {dtype}, got {buffer.dtype}.")
+    return buffer
+
+
+def require_disjoint(
+    outs: Sequence[tuple[str, Buffer]], inputs: Iterable[Buffer], of: str = "the updates"
+) -> None:
+    """Refuse outputs, given with their names, whose memory overlaps an input's."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(extent(buffer) for buffer in inputs):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    starts = [start for start, _ in merged]
+    for where, buffer in outs:
+        start, stop = extent(buffer)
+        at = bisect.bisect_left(starts, stop) - 1
+        if start < stop and at >= 0 and merged[at][1] > start:
+            raise ValueError(f"{where} must not share memory with {of}. Pass another buffer.")
+
+
+def extent(buffer: Buffer) -> tuple[int, int]:
+    """Return the first address of a buffer and the first one after it."""
+    owner = buffer.owner
+    if buffer.kind == "numpy":
+        start = owner.__array_interface__["data"][0]
+        return start, start + owner.nbytes
+    return buffer.handle, buffer.handle + buffer.size * owner.element_size()
+
+
+def _name(value: object) -> str:
+    return type(value).__name__

@@ -1,0 +1,200 @@
+"""The correctly rounded weighted mean of clients' updates."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbench._native import core
+from fedbench.aggregation import _integers, _updates, _weights
+from fedbench.aggregation._arrays import DTYPE_CODES, Buffer
+from fedbench.errors import NonFiniteError
+
+__all__ = ["mean"]
+
+
+def mean(
+    updates: Any,
+    weights: Any = None,
+    *,
+    total_weight: float | None = None,
+    out: Any = None,
+    nonfinite: str = "raise",
+    integers: str = "max",
+    server: Mapping[str, Any] | None = None,
+) -> Any:
+    r"""Weighted mean of updates, rounded once.
+
+    Per coordinate this is the real number :math:`\sum_k w_k x_k / \sum_k w_k`, rounded once to the
+    dtype of the updates (to nearest, ties to even). There is only one right answer, so the result
+    depends on no order of the clients, thread count, instruction set or machine, and equals that
+    of :class:`StreamingMean`. This is the aggregation of FedAvg [1]_.
+
+    Parameters
+    ----------
+    updates : sequence of arrays, sequence of mappings, or array
+        One update per client: numpy arrays or torch CPU tensors of equal shape and dtype
+        (float32, float64, float16 or bfloat16); or state dicts, mappings of names to such arrays,
+        matched by name whatever their order; or all updates stacked in one array ``[K, ...]``.
+        Read in place, never modified; only strided arrays are copied.
+    weights : sequence of K numbers, optional
+        Non-negative, for example sample counts; taken as exact float64 values. Equal by default.
+        A client of weight 0 is checked like the others and contributes nothing.
+    total_weight : float, optional
+        Replaces the sum of the weights as the divisor, as SCAFFOLD's and FedDyn's weighting by
+        the whole population needs.
+    out : array or mapping of arrays, optional
+        Where to write; contiguous, like an update, sharing no memory with the updates. Its
+        content is unspecified after a `NonFiniteError`.
+    nonfinite : {"raise", "propagate", "drop"}, default "raise"
+        For NaN and infinities: refuse them, naming client and entry; let them through (NaN, or
+        the infinity if there is only one sign of it); or leave out such a client's whole update
+        and its weight, with a `RuntimeWarning` that names the clients.
+    integers : {"max", "sum", "server"}, default "max"
+        For integer and bool entries of state dicts, for example ``num_batches_tracked``: the
+        largest value over clients with positive weight, the sum over them (for bool: any), or
+        the entry of `server`. Their dtype is kept; they are never averaged.
+    server : mapping, optional
+        The server's state, for ``integers="server"``.
+
+    Returns
+    -------
+    array or dict of arrays
+        Of the kind, shapes and dtypes of one update; `out` if that was given. It shares no memory
+        with the updates. Entries that are the same memory in every update share it here too.
+
+    Raises
+    ------
+    ValueError
+        If there is no client; if weights are not one finite, non-negative number per client with
+        a positive sum; if `out` does not fit.
+    TypeError
+        For anything that is not an array of an accepted dtype, and for bare integer arrays.
+    LayoutError
+        If updates differ in names, shapes or dtypes; the message names client and entry.
+    NonFiniteError
+        If an update is not finite and `nonfinite` is "raise", or if "drop" leaves no weight.
+
+    Notes
+    -----
+    Determinism: the result is a function of the set of (weight, update) pairs alone.
+    Time: one pass over the updates. Memory: the result. Threads: coordinates are split over
+    ``fedbench.aggregation.get_num_threads()`` threads if that pays; the GIL is released.
+
+    References
+    ----------
+    .. [1] McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+       Data", AISTATS 2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedbench import aggregation
+    >>> aggregation.mean([np.float32([1, 2]), np.float32([3, 6])], weights=[3, 1])
+    array([1.5, 3. ], dtype=float32)
+    """
+    _updates.require_policy(nonfinite)
+    _integers.require_policy(integers)
+    collected = _updates.collect(updates)
+    values = _weights.client_weights(weights, collected.clients)
+    divisor = _weights.total(total_weight)
+    if nonfinite == "drop":
+        collected, values = without_nonfinite(collected, values)
+    _refuse_bare_integers(collected)
+    buffers = _updates.outputs(collected, out)
+    if nonfinite == "raise" and not values.all():
+        collected.require_finite(np.flatnonzero(values == 0).tolist())
+    finite = _run(collected, buffers, values, divisor)
+    if not finite and nonfinite == "raise":
+        collected.require_finite(range(collected.clients))
+    return _result(collected, buffers, values, out, integers, server)
+
+
+def without_nonfinite(
+    collected: _updates.Updates, values: npt.NDArray[np.float64]
+) -> tuple[_updates.Updates, npt.NDArray[np.float64]]:
+    """Leave out clients whose update is not finite, with a warning that names them."""
+    dropped = [
+        client
+        for client in range(collected.clients)
+        if collected.first_nonfinite(client) is not None
+    ]
+    if not dropped:
+        return collected, values
+    kept = np.delete(values, dropped)
+    if not kept.any():
+        raise NonFiniteError(
+            f"updates must leave some weight after nonfinite='drop', got NaN or infinity from "
+            f"client(s) {', '.join(map(str, dropped))} and no other client with positive weight."
+        )
+    warnings.warn(
+        f"left out client(s) {', '.join(map(str, dropped))} of {collected.clients}: "
+        "NaN or infinity in their updates",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return collected.without(dropped), kept
+
+
+def _refuse_bare_integers(collected: _updates.Updates) -> None:
+    if collected.is_mapping or not collected.other:
+        return
+    raise TypeError(
+        f"updates must have a floating dtype, got {collected.entries[0].first.dtype}. "
+        "Convert them first; integer entries are combined only inside state dicts."
+    )
+
+
+def _run(
+    collected: _updates.Updates,
+    buffers: dict[str | None, Buffer],
+    values: npt.NDArray[np.float64],
+    divisor: float | None,
+) -> bool:
+    floating = collected.floating
+    codes = [DTYPE_CODES[entry.first.dtype] for entry in floating]
+    return core.mean(
+        [buffer.handle for entry in floating for buffer in entry.buffers],
+        [entry.first.size for entry in floating],
+        codes,
+        [buffers[entry.name].handle for entry in floating],
+        codes,
+        values,
+        divisor,
+    )
+
+
+def _result(
+    collected: _updates.Updates,
+    buffers: dict[str | None, Buffer],
+    values: npt.NDArray[np.float64],
+    out: Any,
+    integers: str,
+    server: Mapping[str, Any] | None,
+) -> Any:
+    if not collected.is_mapping:
+        return buffers[None].owner if out is None else out
+    result = {name: buffer.owner for name, buffer in buffers.items()}
+    counted = np.flatnonzero(values).tolist()
+    for entry in collected.other:
+        name = entry.name or ""
+        if integers == "server":
+            value = _integers.from_server(server, name, entry.first)
+        else:
+            value = _integers.combine([entry.buffers[k] for k in counted], integers, repr(name))
+        if out is not None:
+            _integers.store(value, out[name], f"out[{name!r}]")
+        result[name] = value
+    if out is not None:
+        for name, original in collected.tied.items():
+            if out[name] is not out[original]:
+                out[name][...] = out[original]
+        return out
+    for name, original in collected.tied.items():
+        result[name] = result[original]
+    order: Sequence[str] = collected.names
+    return {name: result[name] for name in order}
