@@ -84,7 +84,7 @@ class APFL(FedAvg):
         """Step both models on every minibatch."""
         state = client.state
         if client.received:
-            state["start"] = state["local"] = down["model"]
+            state["start"] = state["local"] = down["model"].clone()
         local: Tensor = state["local"].parameters.clone()
         personal: Tensor = state["personal"].parameters.clone()
         local_buffers, own_buffers = state["local"].buffers, state["personal"].buffers

@@ -88,7 +88,7 @@ class ProxSkip(Algorithm):
         rate = self.p / (client.num_steps * client.work.lr)
         change = server.parameters - own.parameters
         client.state["control"] = client.state["control"] + rate * change
-        client.state["model"] = server
+        client.state["model"] = server.clone()
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the client's model."""

@@ -19,11 +19,13 @@ from fedbench.algorithms import Algorithm, Client, Update
 from fedbench.data import FederatedDataset
 from fedbench.executors import Resident
 from fedbench.reproducibility import generator_scope, torch_generator
+from fedbench.simulation.enclosure import EnclosureGuard
 from fedbench.training import (
     EvaluationSums,
     LocalWork,
     Loss,
     ModelState,
+    WorkerModel,
     evaluate_batches,
     worker_model,
 )
@@ -42,6 +44,15 @@ class ClientSide:
     loss: Loss
     seed: int
     level: str
+    check_enclosure: bool
+
+    def worker_model(self) -> WorkerModel:
+        """Return this worker's model, built without touching any global generator."""
+        return worker_model(self, self._build)
+
+    def _build(self) -> nn.Module:
+        with generator_scope(self.seed, "init-model"):
+            return self.model()
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ class ClientTask:
         generator: Callable[..., torch.Generator | None] = _no_generator
         if side.level == "L1":
             key = (item.client_id, item.round_index)
-            scope = generator_scope(side.seed, *key)
+            scope = generator_scope(side.seed, *key, check=side.check_enclosure)
 
             def generator(purpose: str, *more: int | str) -> torch.Generator:
                 return torch_generator(side.seed, purpose, *key, *more)
@@ -99,7 +110,7 @@ class ClientTask:
             round_index=item.round_index,
             data=side.dataset.client(item.position),
             state=dict(item.state),
-            model=worker_model(side, side.model),
+            model=side.worker_model(),
             work=side.work,
             loss=side.loss,
             generator=generator,
@@ -108,6 +119,9 @@ class ClientTask:
             num_clients=side.dataset.num_clients,
         )
         down = {**down, **item.private} if item.receives else {}
+        guard = None
+        if side.check_enclosure:
+            guard = EnclosureGuard(item.client_id, item.round_index, down, client.model)
         metrics: Mapping[str, float] = {}
         update: Update | None = None
         with scope:
@@ -118,6 +132,8 @@ class ClientTask:
             if item.uplink:
                 update = side.algorithm.uplink(client, down)
             sent = time.perf_counter()
+        if guard is not None:
+            guard.check("train and uplink", update.tensors if update else {}, client.state)
         return ClientResult(
             num_samples=client.num_samples,
             update=update,
@@ -140,7 +156,7 @@ class EvaluationTask:
         """Return the sums of the model ``chunk[0]`` over a range of the test samples."""
         side = self.side.value
         split, start, stop = chunk
-        model = worker_model(side, side.model)
+        model = side.worker_model()
         model.load(models[split])
         rows = slice(start, stop)
         dataset = side.dataset

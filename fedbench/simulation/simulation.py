@@ -23,7 +23,9 @@ from fedbench.algorithms import (
     ServerState,
     Updates,
 )
+from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
+from fedbench.executors.nesting import inside_client_task
 from fedbench.reproducibility import check_level, python_random, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
@@ -42,7 +44,7 @@ from fedbench.simulation.client_task import (
 from fedbench.simulation.history import History, RoundRecord
 from fedbench.simulation.measure import PhaseClock, mean_metrics, num_bytes
 from fedbench.simulation.resume import digest_of, restore, save
-from fedbench.training import LOSSES, EvaluationSums, LocalWork, WorkerModel
+from fedbench.training import LOSSES, EvaluationSums, LocalWork
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -78,11 +80,13 @@ class Simulation:
         from the process's global generators.
     cohort_size : int, optional
         Replaces the workload's number of clients per round.
+    check_enclosure : bool
+        Watch every client task and raise :class:`~fedbench.errors.EnclosureError` if it writes
+        to the broadcast, keeps or sends memory that is not its own, or draws from a global
+        generator. Costs digests of the broadcast around every task; for tests and debugging.
 
     Attributes
     ----------
-    server : ServerState
-        The committed server state.
     client_states : dict
         Committed state of the clients that have taken part, by client id (stateful algorithms).
     rounds_done : int
@@ -112,6 +116,7 @@ class Simulation:
         seed: int = 0,
         reproducibility: str = "L1",
         cohort_size: int | None = None,
+        check_enclosure: bool = False,
     ) -> None:
         self.workload = resolve_workload(workload)
         self.seed = seed
@@ -137,11 +142,12 @@ class Simulation:
                 loss=LOSSES.load(self.workload.loss),
                 seed=seed,
                 level=self.level,
+                check_enclosure=check_enclosure,
             )
         )
-        self._model = WorkerModel(build_model())
+        self._model = self._side.value.worker_model()
         self._initial = self._model.state()
-        self.server: ServerState = self.algorithm.init_server(
+        self._server: ServerState = self.algorithm.init_server(
             ServerSetup(
                 model=self._model.state(),
                 num_clients=self.dataset.num_clients,
@@ -151,6 +157,25 @@ class Simulation:
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
         self.history = History()
+
+    @property
+    def server(self) -> ServerState:
+        """The committed server state; refused inside a client task (invariant I2)."""
+        if inside_client_task():
+            raise EnclosureError(
+                "the server's state was touched inside a client task. Clients read the broadcast "
+                "only: let the algorithm's broadcast() send what they need."
+            )
+        return self._server
+
+    @server.setter
+    def server(self, state: ServerState) -> None:
+        if inside_client_task():
+            raise EnclosureError(
+                "the server's state was written inside a client task. Return an update and change "
+                "the server in aggregate()."
+            )
+        self._server = state
 
     @property
     def executor(self) -> Executor:

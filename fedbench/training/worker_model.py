@@ -38,6 +38,11 @@ class ModelState:
     parameters: Tensor
     buffers: dict[str, Tensor] = field(default_factory=dict)
 
+    def clone(self) -> ModelState:
+        """Return a copy that shares no memory with this state."""
+        copied = {name: tensor.clone() for name, tensor in self.buffers.items()}
+        return ModelState(self.parameters.clone(), copied)
+
 
 class WorkerModel:
     """A model whose trainable parameters are views into one flat vector.
