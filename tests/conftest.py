@@ -40,17 +40,10 @@ def backend(request):
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """One local Ray cluster for the whole session."""
-    ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="error",
-        object_store_memory=400 * 2**20,
-    )
-    yield ray
-    ray.shutdown()
+    """One local Ray cluster for the whole session: that of an executor which stays open."""
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    with make_executor("ray", 1, object_store_memory=400 * 2**20) as executor:
+        yield executor
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,11 @@ EXECUTORS: Registry[type[Executor]] = Registry(
             "fedbench.executors.processes.executor:ProcessExecutor",
             "a persistent pool of processes with shared-memory transport",
         ),
+        "ray": Entry(
+            "fedbench.executors.ray.executor:RayExecutor",
+            "actors on a local or remote Ray cluster",
+            extra="ray",
+        ),
     },
 )
 
