@@ -78,8 +78,10 @@ def describe(value: Any, where: str) -> Buffer:
 
     Strided, byte-swapped or unaligned arrays are copied once; everything else is used in place.
     """
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _describe_numpy(np.asarray(value), where)
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
+    if isinstance(value, np.ndarray):
+        return _describe_numpy(value, where)
     if is_tensor(value):
         return _describe_torch(value, where)
     raise TypeError(
