@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedbench.executors import make_executor as make_executor
     from fedbench.simulation import History as History
     from fedbench.simulation import Simulation as Simulation
+    from fedbench.verification import verify as verify
 
 _EXPORTS = {
     "Executor": "fedbench.executors",
@@ -24,6 +25,7 @@ _EXPORTS = {
     "History": "fedbench.simulation",
     "Simulation": "fedbench.simulation",
     "make_executor": "fedbench.executors",
+    "verify": "fedbench.verification",
 }
 _SUBMODULES = ("aggregation", "errors")
 
@@ -36,6 +38,7 @@ __all__ = [
     "aggregation",
     "errors",
     "make_executor",
+    "verify",
 ]
 
 

@@ -45,6 +45,7 @@ class ClientSide:
     seed: int
     level: str
     check_enclosure: bool
+    around_client: Callable[[Client], None] | None = None
 
     def worker_model(self) -> WorkerModel:
         """Return this worker's model, built without touching any global generator."""
@@ -125,6 +126,8 @@ class ClientTask:
         metrics: Mapping[str, float] = {}
         update: Update | None = None
         with scope:
+            if side.around_client is not None:
+                side.around_client(client)
             start = time.perf_counter()
             if item.train:
                 metrics = side.algorithm.train(client, down)

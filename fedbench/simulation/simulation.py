@@ -17,16 +17,14 @@ from torch import Tensor
 
 from fedbench.algorithms import (
     Algorithm,
-    RoundContext,
-    RoundPlan,
+    Client,
     ServerSetup,
     ServerState,
-    Updates,
 )
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
-from fedbench.reproducibility import check_level, python_random, torch_generator
+from fedbench.reproducibility import check_level, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
     positive,
@@ -39,12 +37,12 @@ from fedbench.simulation.client_task import (
     ClientResult,
     ClientSide,
     ClientTask,
-    EvaluationTask,
 )
 from fedbench.simulation.history import History, RoundRecord
 from fedbench.simulation.measure import PhaseClock, mean_metrics, num_bytes
 from fedbench.simulation.resume import digest_of, restore, save
-from fedbench.training import LOSSES, EvaluationSums, LocalWork
+from fedbench.simulation.rounds import aggregated, client_items, evaluated, round_context
+from fedbench.training import LOSSES, LocalWork
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Simulation"]
 
-_EVALUATION_CHUNK = 256
+Observer = Callable[[str, int | str | None, Any], None]
 
 
 class Simulation:
@@ -84,6 +82,12 @@ class Simulation:
         Watch every client task and raise :class:`~fedbench.errors.EnclosureError` if it writes
         to the broadcast, keeps or sends memory that is not its own, or draws from a global
         generator. Costs digests of the broadcast around every task; for tests and debugging.
+    observer : callable, optional
+        ``observer(phase, client_id, state)``, called on this thread with what each phase of a
+        round left: ``"broadcast"``, ``"train"`` and ``"uplink"`` for each client, ``"aggregate"``
+        and ``"evaluate"``. What it is given is to be read only.
+    around_client : callable, optional
+        Called with the :class:`~fedbench.algorithms.Client` in its task before it trains.
 
     Attributes
     ----------
@@ -117,6 +121,8 @@ class Simulation:
         reproducibility: str = "L1",
         cohort_size: int | None = None,
         check_enclosure: bool = False,
+        observer: Observer | None = None,
+        around_client: Callable[[Client], None] | None = None,
     ) -> None:
         self.workload = resolve_workload(workload)
         self.seed = seed
@@ -143,8 +149,10 @@ class Simulation:
                 seed=seed,
                 level=self.level,
                 check_enclosure=check_enclosure,
+                around_client=around_client,
             )
         )
+        self._observe: Observer = observer or _unobserved
         self._model = self._side.value.worker_model()
         self._initial = self._model.state()
         self._server: ServerState = self.algorithm.init_server(
@@ -292,23 +300,31 @@ class Simulation:
         index = self.rounds_done
         begin = time.perf_counter()
         with clock("broadcast"):
-            context = self._context(index)
+            context = round_context(self._side.value, index, self.cohort_size)
             plan = self.algorithm.plan(self.server, context)
             down = self.algorithm.broadcast(self.server, plan)
-            items = self._items(index, plan)
+            items = client_items(self._side.value, self.server, plan, index, self._state_of)
+        self._observe("broadcast", None, down)
         results: list[ClientResult] = self.executor.map(
             ClientTask(self._side),
             items,
             broadcast=down,
             costs=[self.dataset.client_size(item.position) for item in items],
         )
+        for item, result in zip(items, results, strict=True):
+            trained = {"state": result.state, "metrics": dict(result.metrics)}
+            self._observe("train", item.client_id, trained)
+            if result.update is not None:
+                self._observe("uplink", item.client_id, dict(result.update.tensors))
         with clock("aggregate"):
-            server = self._aggregate(items, results)
+            server = aggregated(self.algorithm, self.server, items, results)
+        self._observe("aggregate", None, server)
         total = time.perf_counter() - begin
         metrics = {"train": mean_metrics(results)}
         if evaluate:
             with clock("evaluate"):
                 metrics |= self._evaluate(server)
+            self._observe("evaluate", None, metrics)
         record = RoundRecord(
             round=index + 1,
             cohort=tuple(self.dataset.client_ids[position] for position in context.cohort),
@@ -344,52 +360,11 @@ class Simulation:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
         return digest_of(self.server, self.client_states)
 
-    def _context(self, index: int) -> RoundContext:
-        population = self.dataset.num_clients
-
-        def generator(purpose: str) -> Any:
-            return python_random(self.seed, purpose, index)
-
-        if self.cohort_size == population:
-            cohort = tuple(range(population))
-        else:
-            select = python_random(self.seed, "select", self.algorithm.selection_round(index))
-            cohort = tuple(select.sample(range(population), self.cohort_size))
-        return RoundContext(index, cohort, population, generator)
-
-    def _items(self, index: int, plan: RoundPlan) -> list[ClientItem]:
-        receives, train, uplink = set(plan.broadcast), set(plan.train), set(plan.uplink)
-        return [
-            ClientItem(
-                client_id=(client_id := self.dataset.client_ids[position]),
-                position=position,
-                round_index=index,
-                receives=position in receives,
-                train=position in train,
-                uplink=position in uplink,
-                state=self._client_state(client_id),
-                header=plan.header,
-                private=self.algorithm.broadcast_to(self.server, position),
-            )
-            for position in plan.participants()
-        ]
-
-    def _client_state(self, client_id: int | str) -> dict[str, Any]:
+    def _state_of(self, client_id: int | str) -> dict[str, Any]:
         if not self.algorithm.stateful:
             return {}
         known = self.client_states.get(client_id)
         return self.algorithm.init_client(self._initial) if known is None else known
-
-    def _aggregate(self, items: list[ClientItem], results: list[ClientResult]) -> ServerState:
-        sent = [
-            (item.client_id, result.update)
-            for item, result in zip(items, results, strict=True)
-            if result.update is not None
-        ]
-        if not sent:
-            return self.algorithm.silent(self.server)
-        updates = Updates([client for client, _ in sent], [update for _, update in sent])
-        return self.algorithm.aggregate(self.server, updates)
 
     def _commit(
         self,
@@ -406,17 +381,8 @@ class Simulation:
         self.history.records.append(record)
 
     def _evaluate(self, server: ServerState) -> dict[str, dict[str, float]]:
-        """Return the metrics of every model that the algorithm evaluates, by split."""
-        total = len(self.dataset.test_targets)
-        models = self.algorithm.evaluated_models(server)
-        chunks = [
-            (split, start, min(start + _EVALUATION_CHUNK, total))
-            for split in models
-            for start in range(0, total, _EVALUATION_CHUNK)
-        ]
-        sums = self.executor.map(EvaluationTask(self._side), chunks, broadcast=dict(models))
-        totals = dict.fromkeys(models, EvaluationSums())
-        for (split, _, _), part in zip(chunks, sums, strict=True):
-            totals[split] += part
-        loss = self._side.value.loss
-        return {split: part.metrics(loss) for split, part in totals.items()}
+        return evaluated(self.executor, self._side, server)
+
+
+def _unobserved(phase: str, client: int | str | None, state: Any) -> None:
+    """Nobody looks."""

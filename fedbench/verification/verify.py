@@ -1,0 +1,279 @@
+"""Runs a reference and candidates side by side and compares them after every phase.
+
+The runs go in step, a round at a time, so that a difference is found in the round in which it
+arises, with the values of both sides at hand.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedbench.algorithms import Algorithm, Client
+from fedbench.executors import EXECUTORS
+from fedbench.simulation import Simulation
+from fedbench.verification.compare import Difference, first_difference
+from fedbench.workloads import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Candidate", "Verification", "verify"]
+
+Loop = Callable[[], Iterator[Mapping[str, Tensor]]]
+"""A hand-written loop: a generator that yields the server's state dict after each round."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One side of a comparison.
+
+    Parameters
+    ----------
+    backend : str
+        Name of the executor.
+    workers : int, optional
+        Worker count; the backend's default otherwise.
+    delays : bool
+        Let every client sleep for a random moment, so that tasks finish in a random order.
+    """
+
+    backend: str
+    workers: int | None = None
+    delays: bool = False
+
+    def __str__(self) -> str:
+        workers = f" x{self.workers}" if self.workers is not None else ""
+        return f"{self.backend}{workers}{' delayed' if self.delays else ''}"
+
+
+@dataclass
+class Verification:
+    """What was compared and where the candidates part from the reference.
+
+    Attributes
+    ----------
+    reference : str
+        What the candidates were compared with.
+    rounds : int
+        Number of rounds.
+    entries : dict of Candidate to int
+        How many entries were compared for each candidate.
+    differences : dict of Candidate to Difference
+        The first difference of each candidate that has one.
+    digests : dict of Candidate to str
+        Digest of each candidate's final state.
+    """
+
+    reference: str
+    rounds: int
+    entries: dict[Candidate, int] = field(default_factory=dict)
+    differences: dict[Candidate, Difference] = field(default_factory=dict)
+    digests: dict[Candidate, str] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> bool:
+        """Whether every candidate was bitwise equal to the reference in every entry."""
+        return not self.differences
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row for each candidate, with its first difference."""
+        import pandas as pd
+
+        rows = []
+        for candidate, compared in self.entries.items():
+            difference = self.differences.get(candidate)
+            rows.append(
+                {
+                    "backend": candidate.backend,
+                    "workers": candidate.workers,
+                    "delays": candidate.delays,
+                    "identical": difference is None,
+                    "compared": compared,
+                    "digest": self.digests[candidate],
+                    "round": difference and difference.round,
+                    "phase": difference and difference.phase,
+                    "client": difference and difference.client,
+                    "entry": difference and difference.entry,
+                    "num_different": difference and difference.num_different,
+                    "max_ulps": difference and difference.max_ulps,
+                }
+            )
+        return pd.DataFrame(rows)
+
+
+def verify(
+    workload: str | Workload,
+    *,
+    algorithm: str | Algorithm | None = None,
+    reference: Candidate | Loop | None = None,
+    candidates: Sequence[Candidate] | None = None,
+    rounds: int = 3,
+    seed: int = 0,
+    on_round: Callable[[int], None] | None = None,
+) -> Verification:
+    """Compare runs bit for bit after every phase of every round.
+
+    Parameters
+    ----------
+    workload : str or Workload
+        What to run.
+    algorithm : str or Algorithm, optional
+        Replaces the workload's algorithm.
+    reference : Candidate or callable, optional
+        ``Candidate("sequential")`` by default. A callable is a hand-written loop: a generator
+        function that yields the server's state dict (names to tensors) after each round; only
+        the server's model is then compared.
+    candidates : sequence of Candidate, optional
+        By default every registered backend with one and two workers, delayed.
+    rounds : int
+        How many rounds.
+    seed : int
+        Seed of all simulations.
+    on_round : callable, optional
+        Called with the number of each round when all sides have finished it.
+
+    Returns
+    -------
+    Verification
+        ``.identical``, and the first difference of each candidate that has one. A candidate is
+        not run on after its first difference.
+
+    Raises
+    ------
+    ClientTaskError, WorkerDiedError, MissingExtraError
+        If a side cannot run.
+    ValueError
+        If a hand-written loop ends before the last round.
+
+    Examples
+    --------
+    >>> from fedbench.verification import Candidate, verify
+    >>> result = verify("digits-logreg", candidates=[Candidate("threads", 2)], rounds=2)
+    >>> result.identical
+    True
+    """
+    chosen = _default_candidates() if candidates is None else list(candidates)
+    sides = {candidate: _Side(workload, algorithm, candidate, seed) for candidate in chosen}
+    first = Candidate("sequential") if reference is None else reference
+    result = Verification(
+        reference=str(first) if isinstance(first, Candidate) else _name_of(first), rounds=rounds
+    )
+    result.entries = dict.fromkeys(chosen, 0)
+    source = (
+        _observed_rounds(_Side(workload, algorithm, first, seed))
+        if isinstance(first, Candidate)
+        else _loop_rounds(first)
+    )
+    try:
+        for number, expected in zip(range(1, rounds + 1), source, strict=False):
+            for candidate, side in sides.items():
+                if candidate in result.differences:
+                    continue
+                seen = side.run_round()
+                compared, difference = _compare(expected, seen, number)
+                result.entries[candidate] += compared
+                if difference is not None:
+                    result.differences[candidate] = difference
+            if on_round is not None:
+                on_round(number)
+        result.digests = {
+            candidate: side.simulation.state_digest() for candidate, side in sides.items()
+        }
+    finally:
+        source.close()
+        for side in sides.values():
+            side.simulation.close()
+    return result
+
+
+_Key = tuple[str, int | str | None]
+_Observed = dict[_Key, Any]
+
+
+class _Side:
+    """A simulation whose phases are observed."""
+
+    def __init__(
+        self,
+        workload: str | Workload,
+        algorithm: str | Algorithm | None,
+        candidate: Candidate,
+        seed: int,
+    ) -> None:
+        self._seen: _Observed = {}
+        self.simulation = Simulation(
+            workload,
+            algorithm=algorithm,
+            executor=candidate.backend,
+            workers=candidate.workers,
+            seed=seed,
+            observer=self._observe,
+            around_client=_jitter if candidate.delays else None,
+        )
+
+    def _observe(self, phase: str, client: int | str | None, state: Any) -> None:
+        self._seen[phase, client] = state
+
+    def run_round(self) -> _Observed:
+        """Run a round and return what was seen of it."""
+        self._seen = {}
+        self.simulation.run_round(evaluate=True)
+        self._seen["model", None] = self.simulation.model_state()
+        return self._seen
+
+
+def _jitter(client: Client) -> None:
+    """Sleep for a random moment; draws from the operating system, not from any stream."""
+    time.sleep(random.SystemRandom().uniform(0.0, 0.01))
+
+
+def _observed_rounds(side: _Side) -> Generator[_Observed, None, None]:
+    try:
+        while True:
+            yield side.run_round()
+    finally:
+        side.simulation.close()
+
+
+def _loop_rounds(loop: Loop) -> Generator[_Observed, None, None]:
+    for state in loop():
+        # A copy: the loop may go on in the same tensors.
+        yield {("model", None): {name: tensor.detach().clone() for name, tensor in state.items()}}
+    raise ValueError(
+        "the hand-written loop ended before the last round. It must yield the server's state "
+        "after each of the rounds that are verified."
+    )
+
+
+def _compare(expected: _Observed, seen: _Observed, number: int) -> tuple[int, Difference | None]:
+    """Return how many states were compared, and the first difference in phase order."""
+    compared = 0
+    for (phase, client), state in expected.items():
+        if (phase, client) not in seen:
+            what = "only the reference has this state"
+            return compared, Difference(number, phase, client, "(all)", what, 1, 1, None)
+        compared += 1
+        difference = first_difference(
+            state, seen[phase, client], round_index=number, phase=phase, client=client
+        )
+        if difference is not None:
+            return compared, difference
+    return compared, None
+
+
+def _default_candidates() -> list[Candidate]:
+    return [
+        Candidate(backend, workers, delays=True)
+        for backend in EXECUTORS
+        for workers in ((None,) if backend == "sequential" else (1, 2))
+    ]
+
+
+def _name_of(loop: Loop) -> str:
+    return f"{loop.__module__}:{getattr(loop, '__qualname__', repr(loop))}"

@@ -1,0 +1,219 @@
+import dataclasses
+import itertools
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbench.algorithms import ALGORITHMS
+from fedbench.algorithms.fedavg import FedAvg
+from fedbench.simulation import Simulation
+from fedbench.verification import Candidate, first_difference, verify
+from tests.simulation.helpers import batch_norm_model, dropout_model, tiny_workload
+
+THREADS = Candidate("threads", 3, delays=True)
+PROCESSES = Candidate("processes", 2)
+
+
+def difference(left, right):
+    return first_difference(left, right, round_index=1, phase="train", client="a")
+
+
+def test_equal_states_have_no_difference():
+    state = {"a": torch.tensor([1.0, float("nan")]), "b": [1, "x", None, 2.5], "c": {"n": -0.0}}
+    assert difference(state, {**state, "a": state["a"].clone()}) is None
+
+
+def test_a_difference_is_counted_in_elements_and_ulps():
+    left = torch.tensor([1.0, 2.0, -3.0])
+    right = left.clone()
+    right[1] = torch.nextafter(right[1], torch.tensor(9.0))
+    right[2] = torch.nextafter(right[2], torch.tensor(0.0))
+    found = difference({"w": left}, {"w": right})
+    assert (found.entry, found.num_elements, found.num_different, found.max_ulps) == (
+        "['w']",
+        3,
+        2,
+        1,
+    )
+    assert "round 1, train, client 'a', entry ['w']: 2 of 3 elements differ, by at most 1 ulp" in (
+        str(found)
+    )
+
+
+def test_signed_zeros_differ_by_a_bit_and_no_ulp():
+    found = difference(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert found.num_different == 1
+    assert found.max_ulps == 0
+
+
+@given(st.floats(width=32, allow_nan=False), st.integers(1, 50))
+def test_ulps_are_steps_of_nextafter(start, steps):
+    value = np.float32(start)
+    for _ in range(steps):
+        value = np.nextafter(value, np.float32(np.inf))
+    if np.isinf(value):
+        return
+    found = difference(np.array([np.float32(start)]), np.array([value]))
+    crossed_zero = start < 0 < value or (start < 0 and value == 0)
+    assert found.max_ulps in ({steps, steps - 1, steps + 1} if crossed_zero else {steps})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "entry", "words"),
+    [
+        ({"a": 1}, {"b": 1}, "(all)", "only one side has"),
+        ({"a": [1, 2]}, {"a": [1]}, "['a']", "2 against 1 entries"),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(3)}, "['a']", r"float32[2] against float32[3]"),
+        ({"a": torch.zeros(2)}, {"a": torch.zeros(2).double()}, "['a']", "float64"),
+        ({"a": 1}, {"a": True}, "['a']", "1 against True"),
+        ({"a": torch.tensor([1, 2])}, {"a": torch.tensor([1, 3])}, "['a']", "1 of 2 elements"),
+        (
+            {"a": torch.ones(1, dtype=torch.bfloat16)},
+            {"a": torch.zeros(1, dtype=torch.bfloat16)},
+            "['a']",
+            "1 of 1 elements differ",
+        ),
+    ],
+)
+def test_other_differences_are_named(left, right, entry, words):
+    found = difference(left, right)
+    assert found.entry == entry
+    assert words in found.what
+
+
+@pytest.mark.parametrize("model", [batch_norm_model, dropout_model])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_backends_are_verified(model, algorithm):
+    result = verify(
+        tiny_workload(model), algorithm=algorithm, candidates=[THREADS, PROCESSES], rounds=2
+    )
+    assert result.identical, result.differences
+    assert len(set(result.digests.values())) == 1
+    frame = result.to_frame()
+    assert frame["identical"].all()
+    assert (frame["compared"] > 20).all()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.names())
+def test_every_algorithm_is_the_same_on_threads(algorithm):
+    result = verify(
+        tiny_workload(batch_norm_model), algorithm=algorithm, candidates=[THREADS], rounds=2
+    )
+    assert result.identical, result.differences
+
+
+_counter = itertools.count()
+_lock = threading.Lock()
+_shared = torch.zeros(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class GlobalDraw(FedAvg):
+    """Draws from one generator that all clients share."""
+
+    def train(self, client, down):
+        metrics = super().train(client, down)
+        with _lock:
+            client.model.flat[0] += next(_counter) * 1e-3
+        return metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedBuffer(FedAvg):
+    """Every client adds to one tensor and sends it."""
+
+    def uplink(self, client, down):
+        update = super().uplink(client, down)
+        with _lock:
+            _shared.add_(1.0)
+            return dataclasses.replace(update, tensors={**update.tensors, "count": _shared.clone()})
+
+
+@dataclasses.dataclass(frozen=True)
+class AliasedState(FedAvg):
+    """Keeps the worker's model instead of a copy of it: the next client overwrites it."""
+
+    stateful = True
+
+    def train(self, client, down):
+        metrics = super().train(client, down)
+        client.state["kept"] = client.model.flat
+        return metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderDependentSum(FedAvg):
+    """Folds float32 sums in the order in which the clients finished."""
+
+    finished: ClassVar[list] = []
+
+    def train(self, client, down):
+        metrics = super().train(client, down)
+        type(self).finished.append(client.client_id)
+        return metrics
+
+    def aggregate(self, server, updates):
+        by_client = dict(updates)
+        order = type(self).finished[-len(by_client) :]
+        total = sum(by_client[name].tensors["delta"] * 0.1 for name in order)
+        return server.moved(total)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "phase", "entry"),
+    [
+        (GlobalDraw(), "uplink", "['delta']"),
+        (SharedBuffer(), "uplink", "['count']"),
+        (AliasedState(), "train", "['state']['kept']"),
+        (OrderDependentSum(), "aggregate", "['model']['parameters']"),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_planted_faults_are_found_and_named(algorithm, phase, entry):
+    workload = tiny_workload(cohort_size=6)
+    result = verify(workload, algorithm=algorithm, candidates=[THREADS], rounds=6)
+    found = result.differences[THREADS]
+    assert (found.phase, found.entry) == (phase, entry)
+    assert (found.client is None) == (phase == "aggregate")
+    assert not result.identical
+    assert not result.to_frame()["identical"].any()
+
+
+def loop_of(simulation):
+    """Stand in for a hand-written loop."""
+    while True:
+        simulation.run_round()
+        yield simulation.model_state()
+
+
+def test_a_hand_written_loop_is_the_reference():
+    result = verify(
+        tiny_workload(),
+        reference=lambda: loop_of(Simulation(tiny_workload())),
+        candidates=[THREADS],
+        rounds=3,
+    )
+    assert result.identical
+    other = verify(
+        tiny_workload(),
+        reference=lambda: loop_of(Simulation(tiny_workload(), seed=1)),
+        candidates=[THREADS],
+        rounds=3,
+    )
+    assert other.differences[THREADS].phase == "model"
+    assert other.differences[THREADS].round == 1
+
+
+def test_a_loop_that_ends_early_is_an_error():
+    with pytest.raises(ValueError, match="ended before the last round"):
+        verify(
+            tiny_workload(),
+            reference=lambda: iter([Simulation(tiny_workload()).model_state()]),
+            candidates=[THREADS],
+            rounds=2,
+        )
