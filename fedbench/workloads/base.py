@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from fedbench.algorithms import ALGORITHMS
 from fedbench.data import FederatedDataset
 from fedbench.training import LOSSES
 
@@ -47,7 +48,7 @@ class Workload:
     loss : {"cross_entropy", "mse"}
         A name of ``fedbench.training.LOSSES``: the loss, averaged over the batch.
     algorithm : str
-        Name of the algorithm.
+        A name of ``fedbench.algorithms.ALGORITHMS``.
     algorithm_options : mapping
         Options of the algorithm.
     eval_every : int
@@ -58,7 +59,7 @@ class Workload:
     TypeError, ValueError
         If a field is not as described.
     UnknownNameError
-        If there is no such loss; the message lists the names.
+        If there is no such loss or algorithm; the message lists the names.
     """
 
     name: str
@@ -76,10 +77,8 @@ class Workload:
     eval_every: int = 10
 
     def __post_init__(self) -> None:
-        for name in ("name", "algorithm"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} must be a non-empty string, got {value!r}. Give a name.")
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name must be a non-empty string, got {self.name!r}. Give one.")
         for name in ("dataset", "model"):
             value = getattr(self, name)
             if not callable(value):
@@ -94,6 +93,7 @@ class Workload:
         if not isinstance(self.lr, int | float) or not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be a positive number, got {self.lr!r}. Try 0.1.")
         LOSSES.entry(self.loss)
+        ALGORITHMS.entry(self.algorithm)
         if not isinstance(self.algorithm_options, Mapping):
             raise TypeError(
                 "algorithm_options must be a mapping of option names to values, got "

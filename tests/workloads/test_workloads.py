@@ -121,6 +121,7 @@ def test_options_are_copied():
         ({"lr": float("nan")}, ValueError, "lr must be a positive number, got nan"),
         ({"lr": "0.1"}, ValueError, "lr must be a positive number, got '0.1'"),
         ({"loss": "hinge"}, UnknownNameError, "'cross_entropy', 'mse', got 'hinge'"),
+        ({"algorithm": "fedprx"}, UnknownNameError, "Did you mean 'fedprox'"),
         ({"algorithm_options": [1]}, TypeError, "algorithm_options must be a mapping"),
     ],
 )
