@@ -1,0 +1,277 @@
+// The correctly rounded weighted mean of sparse updates, into a dense result.
+//
+// The same number as the mean of the dense updates (mean.hpp): an index that a client does not list
+// counts as zero, one that it lists several times counts as the exact sum of its values. Memory is
+// the result, a tile per thread and, for indices that are not sorted, one sorted copy of the pairs.
+//
+// Per coordinate s is the float64 sum of the products and E the sum of the magnitudes of all
+// rounding errors, found by error-free transformations, so |S - s| <= E (1 + tiny) for the true sum
+// S. Where E is zero and the divisor is a double, the quotient is rounded to odd and then once.
+// Elsewhere s -+ (2 E + 2^-48 |s|), divided by the nearest double to the divisor, are true bounds
+// of the quotient with room for the three roundings; where both round alike the result is proved,
+// and what remains is summed in integers.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "fedbench/dtype.hpp"
+#include "fedbench/exact.hpp"
+#include "fedbench/isa.hpp"
+#include "fedbench/parallel.hpp"
+#include "fedbench/weights.hpp"
+
+namespace fedbench {
+
+// The pairs of one client: `count` indices in [0, size) and their values.
+struct SparseRow {
+    const void* indices;
+    bool wide_indices;  // int64 instead of int32
+    const void* values;
+    std::size_t count;
+
+    [[nodiscard]] std::int64_t index(std::size_t i) const noexcept {
+        return wide_indices ? load_unaligned<std::int64_t>(indices, i)
+                            : load_unaligned<std::int32_t>(indices, i);
+    }
+};
+
+inline constexpr std::size_t kSparseTile = 4096;
+
+namespace detail {
+
+// The pairs of one client grouped by tile: those of tile t are [starts[t], starts[t + 1]).
+struct TiledRow {
+    SparseRow row;
+    double weight;
+    exact::Dyadic exact_weight;
+    std::vector<std::size_t> starts;
+    std::vector<std::int64_t> sorted_indices;
+    std::vector<std::byte> sorted_values;
+};
+
+// Counts the pairs of each tile and finds out whether they are grouped. Returns the position of the
+// first index outside [0, size), or the number of pairs.
+template <class Index>
+std::size_t count_pairs(const SparseRow& row, std::size_t size, std::vector<std::size_t>& starts,
+                        bool& grouped) noexcept {
+    std::size_t last = 0;
+    for (std::size_t i = 0; i < row.count; ++i) {
+        // A negative index is huge as an unsigned one.
+        const auto index = static_cast<std::size_t>(load_unaligned<Index>(row.indices, i));
+        if (index >= size) return i;
+        const std::size_t tile = index / kSparseTile;
+        grouped = grouped && last <= tile;
+        last = tile;
+        ++starts[tile + 1];
+    }
+    return row.count;
+}
+
+// Fills `starts`, and copies the pairs in the order of their tiles where they are not in it.
+// Returns the position of the first index outside [0, size), or the number of pairs.
+inline std::size_t group_by_tile(TiledRow& tiled, std::size_t size, std::size_t item) {
+    const SparseRow row = tiled.row;
+    const std::size_t tiles = (size + kSparseTile - 1) / kSparseTile;
+    tiled.starts.assign(tiles + 1, 0);
+    bool grouped = true;
+    const std::size_t good = row.wide_indices
+                                 ? count_pairs<std::int64_t>(row, size, tiled.starts, grouped)
+                                 : count_pairs<std::int32_t>(row, size, tiled.starts, grouped);
+    for (std::size_t t = 0; t < tiles; ++t) tiled.starts[t + 1] += tiled.starts[t];
+    if (good < row.count || grouped) return good;
+    tiled.sorted_indices.resize(row.count);
+    tiled.sorted_values.resize(row.count * item);
+    std::vector<std::size_t> next(tiled.starts.begin(), tiled.starts.end() - 1);
+    for (std::size_t i = 0; i < row.count; ++i) {
+        const std::int64_t index = row.index(i);
+        const std::size_t at = next[static_cast<std::size_t>(index) / kSparseTile]++;
+        tiled.sorted_indices[at] = index;
+        std::memcpy(tiled.sorted_values.data() + at * item,
+                    static_cast<const std::byte*>(row.values) + i * item, item);
+    }
+    tiled.row = {tiled.sorted_indices.data(), true, tiled.sorted_values.data(), row.count};
+    return good;
+}
+
+struct SparseTile {
+    std::array<double, kSparseTile> sum;
+    std::array<double, kSparseTile> error;
+    std::array<std::uint64_t, kSparseTile / 64> touched;
+};
+
+template <class Index, class Value>
+void scatter(const TiledRow& tiled, std::size_t tile_index, DType dtype, bool exact_products,
+             SparseTile& tile) noexcept {
+    const std::size_t base = tile_index * kSparseTile;
+    const double weight = tiled.weight;
+    for (std::size_t i = tiled.starts[tile_index]; i < tiled.starts[tile_index + 1]; ++i) {
+        const auto at =
+            static_cast<std::size_t>(load_unaligned<Index>(tiled.row.indices, i)) - base;
+        double value;
+        if constexpr (std::is_void_v<Value>)
+            value = load_element(dtype, tiled.row.values, i);
+        else
+            value = static_cast<double>(load_unaligned<Value>(tiled.row.values, i));
+        const double product = weight * value;
+        const double old = tile.sum[at];
+        const double sum = old + product;
+        const double z = sum - old;
+        double error = std::abs((old - (sum - z)) + (product - z));
+        if (!exact_products) error += std::abs(std::fma(weight, value, -product));
+        tile.sum[at] = sum;
+        tile.error[at] += error;
+        tile.touched[at / 64] |= std::uint64_t{1} << (at % 64);
+    }
+}
+
+// Tries to round sum / divisor to the type without the exact path.
+inline bool round_filtered(double sum, double error, const WeightPlan& plan, DType dtype,
+                           std::uint64_t& bits) noexcept {
+    const double divisor = plan.scaled_divisor;
+    bits = 0;
+    if (sum == 0 && error == 0 && dtype != DType::float64) return true;
+    if (error == 0 && plan.integers) {
+        double quotient = sum / divisor;
+        if (dtype == DType::float64) {
+            bits = std::bit_cast<std::uint64_t>(quotient + 0.0);
+            return std::abs(sum) > 0x1p-900 && std::abs(sum) < 0x1p1000;
+        }
+        const double remainder = std::fma(-quotient, divisor, sum);
+        auto odd = std::bit_cast<std::uint64_t>(quotient);
+        if (remainder != 0 && (odd & 1) == 0) odd += (remainder > 0) == (quotient > 0) ? 1 : -1ULL;
+        const exact::Dyadic part = exact::split(std::bit_cast<double>(odd));
+        if (part.mantissa < (std::uint64_t{1} << 52)) return false;
+        if (dtype == DType::float32) {
+            bits = std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(odd)));
+            return true;
+        }
+        bits = exact::round_bits(part.mantissa << 11, part.exponent - 11, false, part.negative,
+                                 exact::format_of(dtype));
+        return true;
+    }
+    if (dtype != DType::float32) return false;
+    const double spread = 2 * error + std::abs(sum) * 0x1p-48;
+    const auto low = std::bit_cast<std::uint32_t>(static_cast<float>((sum - spread) / divisor));
+    const auto high = std::bit_cast<std::uint32_t>(static_cast<float>((sum + spread) / divisor));
+    bits = low;
+    return low == high && spread < 0x1p900 && std::abs(sum) > 0x1p-400;
+}
+
+// All values of one coordinate, in integers.
+inline std::uint64_t exact_sparse_mean(const std::vector<TiledRow>& rows, std::size_t tile,
+                                       std::int64_t index, const WeightPlan& plan, DType dtype,
+                                       bool& finite) noexcept {
+    exact::Sum sum(-2148, 2048 + 64);
+    double special = 0;
+    for (const TiledRow& tiled : rows) {
+        for (std::size_t i = tiled.starts[tile]; i < tiled.starts[tile + 1]; ++i) {
+            if (tiled.row.index(i) != index) continue;
+            const double value = load_element(dtype, tiled.row.values, i);
+            if (value - value != 0) {
+                special += value;
+                continue;
+            }
+            const exact::Dyadic part = exact::split(value);
+            if (part.mantissa != 0) sum.add_product(tiled.exact_weight, part);
+        }
+    }
+    if (special == 0) return exact::round_quotient(sum, plan.divisor, dtype);
+    finite = false;
+    return special != special ? exact::nan_bits(dtype) : exact::infinity_bits(dtype, special < 0);
+}
+
+inline void scatter_row(const TiledRow& tiled, std::size_t tile_index, DType dtype,
+                        bool exact_products, SparseTile& tile) noexcept {
+    if (dtype == DType::float32 && tiled.row.wide_indices)
+        scatter<std::int64_t, float>(tiled, tile_index, dtype, exact_products, tile);
+    else if (dtype == DType::float32)
+        scatter<std::int32_t, float>(tiled, tile_index, dtype, exact_products, tile);
+    else if (tiled.row.wide_indices)
+        scatter<std::int64_t, void>(tiled, tile_index, dtype, exact_products, tile);
+    else
+        scatter<std::int32_t, void>(tiled, tile_index, dtype, exact_products, tile);
+}
+
+// One tile of the result. Returns whether all values were finite.
+inline bool sparse_mean_tile(const std::vector<TiledRow>& rows, std::size_t tile_index,
+                             std::size_t size, const WeightPlan& plan, DType dtype, void* out,
+                             SparseTile& tile) noexcept {
+    const std::size_t item = item_size(dtype);
+    const std::size_t base = tile_index * kSparseTile;
+    std::memset(static_cast<std::byte*>(out) + base * item, 0,
+                std::min(kSparseTile, size - base) * item);
+    const bool exact_products = plan.integers && dtype != DType::float64;
+    tile.sum.fill(0);
+    tile.error.fill(0);
+    tile.touched.fill(0);
+    for (const TiledRow& tiled : rows) scatter_row(tiled, tile_index, dtype, exact_products, tile);
+    bool finite = true;
+    for (std::size_t word = 0; word < tile.touched.size(); ++word) {
+        for (std::uint64_t rest = tile.touched[word]; rest != 0; rest &= rest - 1) {
+            const std::size_t at = word * 64 + static_cast<std::size_t>(std::countr_zero(rest));
+            std::uint64_t bits = 0;
+            if (plan.exact_only ||
+                !round_filtered(tile.sum[at], tile.error[at], plan, dtype, bits)) {
+                bits = exact_sparse_mean(rows, tile_index, static_cast<std::int64_t>(base + at),
+                                         plan, dtype, finite);
+            }
+            exact::store_bits(dtype, out, base + at, bits);
+        }
+    }
+    return finite;
+}
+
+}  // namespace detail
+
+struct SparseOutcome {
+    bool finite = true;        // all values of clients with a positive weight were
+    std::size_t bad_row = 0;   // the row with an index outside [0, size), or the number of rows
+    std::size_t bad_pair = 0;  // its position there
+};
+
+// The mean of `rows`, one per weight, over `size` coordinates. Writes nothing if an index is bad.
+inline SparseOutcome sparse_mean(const WeightPlan& plan, std::span<const SparseRow> rows,
+                                 std::size_t size, DType dtype, void* out) {
+    const std::size_t item = item_size(dtype);
+    std::vector<detail::TiledRow> all(rows.size());
+    std::vector<std::size_t> good(rows.size());
+    std::size_t pairs = 0;
+    for (const SparseRow& row : rows) pairs += row.count;
+    parallel_for(rows.size(), 1, pairs * (8 + item), [&](std::size_t begin, std::size_t end) {
+        for (std::size_t k = begin; k < end; ++k) {
+            all[k].row = rows[k];
+            good[k] = detail::group_by_tile(all[k], size, item);
+        }
+    });
+    for (std::size_t k = 0; k < rows.size(); ++k)
+        if (good[k] < rows[k].count) return {true, k, good[k]};
+    std::vector<detail::TiledRow> tiled;
+    for (std::size_t u = 0; u < plan.clients.size(); ++u) {
+        tiled.push_back(std::move(all[plan.clients[u]]));
+        tiled.back().weight = plan.scaled[u];
+        tiled.back().exact_weight = plan.weights[u];
+    }
+    std::atomic<bool> finite = true;
+    const std::size_t tiles = (size + kSparseTile - 1) / kSparseTile;
+    const std::size_t traffic = size * item + pairs * (8 + item);
+    parallel_for(tiles, 4, traffic, [&](std::size_t begin, std::size_t end) {
+        const auto tile = std::make_unique<detail::SparseTile>();
+        for (std::size_t t = begin; t < end; ++t)
+            if (!detail::sparse_mean_tile(tiled, t, size, plan, dtype, out, *tile))
+                finite.store(false, std::memory_order_relaxed);
+    });
+    return {finite.load(), rows.size(), 0};
+}
+
+}  // namespace fedbench
