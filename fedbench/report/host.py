@@ -26,6 +26,7 @@ from fedbench.report.processes import PeakMemory, family
 __all__ = ["ContenderError", "Host"]
 
 _LOOK_S = 0.05
+_WATCH_SHARE = 10
 _CLOSE_S = 30.0
 _LOG_LINES = 20
 
@@ -97,9 +98,13 @@ class Host:
             If the step fails, the process ends or the time is up.
         """
         deadline = time.monotonic() + self._timeout_s
-        while not self._pipe.poll(_LOOK_S):
+        pause = _LOOK_S
+        while not self._pipe.poll(pause):
             if watch_memory:
+                before = time.monotonic()
                 self._memory.observe()
+                # Reading the maps of many processes takes a while: leave the cores to them.
+                pause = max(_LOOK_S, _WATCH_SHARE * (time.monotonic() - before))
             if time.monotonic() > deadline:
                 self._kill()
                 raise ContenderError(
