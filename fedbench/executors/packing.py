@@ -14,7 +14,8 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -25,7 +26,7 @@ from fedbench.executors.guard import kept_strides
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure
 
-__all__ = ["RemoteError", "pack", "portable_failure", "unpack"]
+__all__ = ["RemoteError", "pack", "portable_failure", "sending", "unpack"]
 
 ResidentReducer = Callable[[Resident[Any]], tuple[Any, ...]]
 
@@ -67,6 +68,25 @@ def unpack(payload: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
     """Return the object of a payload; its tensors live in `buffers` and keep them alive."""
     with torch.inference_mode(False):
         return pickle.loads(payload, buffers=buffers)
+
+
+@contextmanager
+def sending(what: str) -> Iterator[None]:
+    """Turn any error of pickling into one that says what could not be sent.
+
+    Raises
+    ------
+    pickle.PicklingError
+        With the original error as ``__cause__``.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise pickle.PicklingError(
+            f"{what} must be picklable to reach the workers, got "
+            f"{type(error).__name__}: {error}. Leave open files, locks, generators and sockets "
+            "out, or use the backend 'threads'."
+        ) from error
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]

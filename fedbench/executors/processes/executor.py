@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
-import signal
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedbench.errors import (
     ExecutorError,
     ResourceError,
-    TaskTimeoutError,
     UnsupportedPlatformError,
     WorkerDiedError,
 )
@@ -25,6 +21,7 @@ from fedbench.executors.base import Executor
 from fedbench.executors.checks import check_count
 from fedbench.executors.engine import Ending
 from fedbench.executors.hooks import Job
+from fedbench.executors.packing import sending
 from fedbench.executors.processes.broadcast import Downlink
 from fedbench.executors.processes.dispatch import BatchSize
 from fedbench.executors.processes.memory import Arena
@@ -32,12 +29,14 @@ from fedbench.executors.processes.pool import (
     EXIT_S,
     Crew,
     WorkerHandle,
+    cannot_start,
     describe_exit,
     kill_all,
     search_path,
 )
-from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel, open_parcel, split_among
-from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
+from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel
+from fedbench.executors.processes.results import fill_in, late_error, open_answers
+from fedbench.executors.runner import Failure, Outcome, Ticket
 
 __all__ = ["ProcessExecutor"]
 
@@ -99,6 +98,7 @@ class ProcessExecutor(Executor):
         self._crew = Crew()
         self._downlink: Downlink | None = None
         self._batches = BatchSize()
+        self._batch = self._depth = 1
         self._number = 0
         self._task: tuple[int, Parcel, list[memoryview]] = (0, Parcel(), [])
         self._map: tuple[tuple[Any, ...], list[memoryview]] = ((), [])
@@ -110,7 +110,10 @@ class ProcessExecutor(Executor):
     # -- life -----------------------------------------------------------------------------------
 
     def _start_workers(self) -> None:
-        self._downlink = Downlink(Arena())
+        try:
+            self._downlink = Downlink(Arena())
+        except OSError as error:
+            raise cannot_start(error) from error
         # Also runs when the program ends without close(), or drops the executor.
         weakref.finalize(self, kill_all, self._crew.workers, os.getpid())
         for _ in range(self.workers):
@@ -153,15 +156,15 @@ class ProcessExecutor(Executor):
         self._number += 1
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
-        with _naming("the task"):
+        with sending("the task"):
             self._prepare_task(*downlink.pack(job.task))
         broadcast = reducer = None
         buffers: list[memoryview] = []
         if job.has_broadcast:
-            with _naming("the broadcast"):
+            with sending("the broadcast"):
                 broadcast, buffers = downlink.place_broadcast(job.broadcast)
         if self._folding:
-            with _naming("the reducer"):
+            with sending("the reducer"):
                 payload, reducer_buffers = downlink.pack(job.reducer)
             reducer = Parcel(None, payload, [buffer.nbytes for buffer in reducer_buffers])
             buffers += reducer_buffers
@@ -191,25 +194,24 @@ class ProcessExecutor(Executor):
                 self._crew.remove(worker, EXIT_S)
         while len(self._crew.workers) < self.workers:
             self._add_worker()
-        _, depth = self._sizes()
-        return sum(self._capacity(worker, depth) for worker in self._crew.workers)
+        self._plan_sizes()
+        return sum(self._capacity(worker) for worker in self._crew.workers)
 
     def _submit(self, tickets: Sequence[Ticket]) -> None:
-        batch, depth = self._sizes()
         waiting = list(reversed(tickets))
         while waiting:
-            worker = max(self._crew.workers, key=lambda one: self._capacity(one, depth))
-            count = max(1, min(batch, self._capacity(worker, depth), len(waiting)))
+            worker = max(self._crew.workers, key=self._capacity)
+            count = max(1, min(self._batch, self._capacity(worker), len(waiting)))
             self._send_tasks(worker, [waiting.pop() for _ in range(count)])
 
-    def _sizes(self) -> tuple[int, int]:
-        """Return how many tasks go in a message, and how many a worker may hold."""
+    def _plan_sizes(self) -> None:
+        """Decide how many tasks go in a message, and how many a worker may hold."""
         remaining = None if self._run is None else self._run.source.remaining
-        batch = self._batches.batch(remaining, self.workers)
-        return batch, self._batches.depth(batch, remaining, self.workers)
+        self._batch = self._batches.batch(remaining, self.workers)
+        self._depth = self._batches.depth(self._batch, remaining, self.workers)
 
-    def _capacity(self, worker: WorkerHandle, depth: int) -> int:
-        return int(max(0, min(depth, self._left(worker)) - len(worker.outstanding)))
+    def _capacity(self, worker: WorkerHandle) -> int:
+        return int(max(0, min(self._depth, self._left(worker)) - len(worker.outstanding)))
 
     def _left(self, worker: WorkerHandle) -> float:
         """Return how many more tasks a worker may run before it is replaced."""
@@ -294,11 +296,11 @@ class ProcessExecutor(Executor):
         """Wait for messages, handle them, and deal with workers that are gone or late."""
         for worker, head, blob in self._crew.poll(timeout_s):
             kind = head[0]
-            content: Any = head[1:]
+            content = head[1:]
             if kind == Kind.DONE:
-                self._take_results(worker, *content, blob=blob)
+                self._take_results(worker, blob, *content)
             elif kind == Kind.PARTIAL:
-                self._take_partial(worker, *content, blob=blob)
+                self._take_partial(worker, blob, *content)
             else:
                 worker.ready = True
         for worker in list(self._crew.workers):
@@ -310,56 +312,38 @@ class ProcessExecutor(Executor):
     def _take_results(
         self,
         worker: WorkerHandle,
+        blob: memoryview,
         number: int,
         entries: list[tuple[int, bool, Parcel | None]],
         seconds: float,
         discarded: list[int],
         refusal: str,
-        blob: memoryview,
     ) -> None:
-        parcels = [parcel for _, _, parcel in entries if parcel is not None]
-        opened = iter(self._open_parcels(worker, parcels, blob))
-        for index, ok, parcel in entries:
+        opened = iter(open_answers(worker, entries, blob))
+        for index, _, parcel in entries:
             ticket = worker.outstanding.pop(index)
             if parcel is None:
-                continue  # the map had failed
-            value, error = next(opened)
-            if error is not None:
-                failure = Failure.of(error, "has a result that cannot be unpacked")
-                self._ready.append(Outcome(index, failure=failure))
-            elif ok:
-                self._ready.append(Outcome(index, value))
-                if self._folding:
-                    worker.folded.append(ticket)
-            else:
-                self._ready.append(Outcome(index, failure=value))
+                continue  # skipped, because the map had failed
+            outcome = next(opened)
+            self._ready.append(outcome)
+            if self._folding and outcome.failure is None:
+                worker.folded.append(ticket)
         worker.num_done += len(entries)
         worker.slots.discard(discarded)
         self._batches.observe(len(entries), seconds)
         if refusal:
             self._open_downlink().warn(refusal)
 
-    def _open_parcels(
-        self, worker: WorkerHandle, parcels: list[Parcel], blob: memoryview
-    ) -> Iterator[tuple[Any, Exception | None]]:
-        for parcel, inline in zip(parcels, split_among(parcels, blob), strict=True):
-            try:
-                buffers = worker.slots.buffers(parcel.slot, parcel.sizes) if parcel.slot else inline
-                yield open_parcel(parcel, buffers), None
-            except Exception as error:  # noqa: BLE001 - user code runs in unpickling
-                yield None, error
-
     def _take_partial(
-        self, worker: WorkerHandle, number: int, ok: bool, parcel: Parcel, blob: memoryview
+        self, worker: WorkerHandle, blob: memoryview, number: int, ok: bool, parcel: Parcel
     ) -> None:
-        ((value, error),) = self._open_parcels(worker, [parcel], blob)
-        if error is None and ok:
-            self._collected.append(value)
+        (outcome,) = open_answers(worker, [(0, ok, parcel)], blob)
+        if outcome.failure is None:
+            self._collected.append(outcome.value)
             worker.folded.clear()
-            return
-        failure = value if error is None else Failure.of(error)
-        failure.action = "folded into a partial reducer that cannot be sent"
-        self._blame(worker.folded[0], failure)
+        else:
+            outcome.failure.action = "was folded into a partial reducer that cannot be sent"
+            self._blame(worker.folded[0], outcome.failure)
 
     # -- losses ---------------------------------------------------------------------------------
 
@@ -368,12 +352,7 @@ class ProcessExecutor(Executor):
         ticket = worker.outstanding.get(running) if running is not None else None
         if ticket is None or worker.control.running_s <= timeout:
             return
-        error = TaskTimeoutError(
-            f"{name_task(ticket.index, ticket.item)} ran longer than the timeout of {timeout:g} s "
-            f"on backend {self.backend!r}; its worker (pid {worker.pid}) was ended.",
-            index=ticket.index,
-            item=client_of(ticket.item),
-        )
+        error = late_error(ticket, worker, timeout)
         self._drop(worker, ticket, error)
 
     def _lose(self, worker: WorkerHandle) -> None:
@@ -382,27 +361,17 @@ class ProcessExecutor(Executor):
         ticket = None if running is None else worker.outstanding.get(running)
         if ticket is None and worker.folded:
             ticket = worker.folded[0]
-        died = WorkerDiedError("", index=-1)
+        died = WorkerDiedError("", index=-1 if ticket is None else ticket.index)
+        code = self._drop(worker, ticket, died)
         if ticket is not None:
-            died = WorkerDiedError(
-                "", index=ticket.index, item=client_of(ticket.item), pid=worker.pid
-            )
-        died.exitcode = self._drop(worker, ticket, died)
-        what = describe_exit(died.exitcode)
-        if ticket is None:
-            self._idle_deaths += 1
-            if self._idle_deaths > _MAX_IDLE_DEATHS * self.workers:
-                raise ExecutorError(
-                    f"worker processes end before they run a task: the last {what}. "
-                    "Their own messages are on stderr."
-                )
+            fill_in(died, ticket, worker, code)
             return
-        died.args = (
-            f"the worker (pid {worker.pid}) {what} while it ran "
-            f"{name_task(ticket.index, ticket.item)} on backend {self.backend!r}."
-            f"{_HINTS.get(died.exitcode, '')} retries={self.retries + 1} would run the task "
-            "once more.",
-        )
+        self._idle_deaths += 1
+        if self._idle_deaths > _MAX_IDLE_DEATHS * self.workers:
+            raise ExecutorError(
+                f"worker processes end before they run a task: the last {describe_exit(code)}. "
+                "Their own messages are on stderr."
+            )
 
     def _drop(self, worker: WorkerHandle, ticket: Ticket | None, error: ExecutorError) -> int:
         """End a worker; blame one of its tasks and put the others back."""
@@ -418,19 +387,3 @@ class ProcessExecutor(Executor):
         if self._run is not None:
             self._run.flying[ticket.index] = ticket
         self._ready.append(Outcome(ticket.index, failure=failure))
-
-
-_HINTS = {-signal.SIGKILL: " SIGKILL is often the system's answer to too little memory."}
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Turn any error of pickling into one that says what could not be sent."""
-    try:
-        yield
-    except Exception as error:
-        raise pickle.PicklingError(
-            f"{what} must be picklable to reach the workers, got "
-            f"{type(error).__name__}: {error}. Leave open files, locks, generators and sockets "
-            "out, or use the backend 'threads'."
-        ) from error

@@ -19,7 +19,15 @@ from fedbench.executors.processes.slots import SlotReader
 from fedbench.executors.processes.worker import COMMAND
 from fedbench.executors.runner import Ticket
 
-__all__ = ["EXIT_S", "Crew", "WorkerHandle", "describe_exit", "kill_all", "search_path"]
+__all__ = [
+    "EXIT_S",
+    "Crew",
+    "WorkerHandle",
+    "cannot_start",
+    "describe_exit",
+    "kill_all",
+    "search_path",
+]
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -69,10 +77,7 @@ class WorkerHandle:
             try:
                 self._start(down, intraop_threads, undo)
             except OSError as error:
-                raise ResourceError(
-                    f"a worker process could not be started: {error}. Check the limits on "
-                    "processes, open files and memory (ulimit -u, -n, -v)."
-                ) from error
+                raise cannot_start(error) from error
             undo.pop_all()
 
     def _start(self, down: Arena, intraop_threads: int, undo: contextlib.ExitStack) -> None:
@@ -143,6 +148,14 @@ class WorkerHandle:
         self._socket.close()
         self._up.close()
         return code
+
+
+def cannot_start(error: OSError) -> ResourceError:
+    """Return the error for a machine that does not provide what a worker needs."""
+    return ResourceError(
+        f"a worker process could not be started: {error}. Check the limits on processes, open "
+        "files and memory (ulimit -u, ulimit -n, ulimit -v)."
+    )
 
 
 def describe_exit(code: int) -> str:

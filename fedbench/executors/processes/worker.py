@@ -150,13 +150,13 @@ class Worker:
         while True:
             head, blob = receive(self._channel)
             kind = head[0]
-            content: Any = head[1:]
+            content = head[1:]
             if kind == Kind.TASKS:
-                self._run_tasks(*content, blob=blob)
+                self._run_tasks(blob, *content)
             elif kind == Kind.TASK:
-                self._take_task(*content, blob=blob)
+                self._take_task(blob, *content)
             elif kind == Kind.MAP:
-                self._begin(*content, blob=blob)
+                self._begin(blob, *content)
             elif kind == Kind.COLLECT:
                 self._collect(*content)
             elif kind == Kind.FORGET:
@@ -166,7 +166,7 @@ class Worker:
                 return
             del head, content, blob  # nothing of a message is kept while waiting
 
-    def _take_task(self, parcel: Parcel, blob: memoryview) -> None:
+    def _take_task(self, blob: memoryview, parcel: Parcel) -> None:
         try:
             self._task = open_parcel(parcel, split(blob, parcel.sizes))
         except BaseException as error:  # noqa: BLE001 - the failure of every task that calls it
@@ -174,12 +174,12 @@ class Worker:
 
     def _begin(
         self,
+        blob: memoryview,
         number: int,
         path: list[str],
         ambient: Ambient,
         broadcast: Parcel | None,
         reducer: Parcel | None,
-        blob: memoryview,
     ) -> None:
         """Get ready for a map."""
         self._runner = TaskRunner(_no_task)
@@ -203,7 +203,7 @@ class Worker:
             self._error = error
 
     def _run_tasks(
-        self, number: int, entries: list[tuple[int, Parcel]], freed: list[int], blob: memoryview
+        self, blob: memoryview, number: int, entries: list[tuple[int, Parcel]], freed: list[int]
     ) -> None:
         self._slots.free(freed)
         answer = _Answer(number, self._slots)

@@ -1,0 +1,62 @@
+"""What the caller makes of a worker's answers, and of a worker that gives none."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+
+from fedbench.errors import TaskTimeoutError, WorkerDiedError
+from fedbench.executors.processes.pool import WorkerHandle, describe_exit
+from fedbench.executors.processes.protocol import Parcel, open_parcel, split_among
+from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
+
+__all__ = ["fill_in", "late_error", "open_answers"]
+
+_HINTS = {-signal.SIGKILL: " SIGKILL is often the system's answer to too little memory."}
+
+
+def open_answers(
+    worker: WorkerHandle, entries: Iterable[tuple[int, bool, Parcel | None]], blob: memoryview
+) -> Iterator[Outcome]:
+    """Yield the outcome of each task that was run, in order; one that cannot be built has failed.
+
+    Parameters
+    ----------
+    worker : WorkerHandle
+        Who sent the message.
+    entries : iterable of (int, bool, Parcel or None)
+        Index, whether the task went well, and its result or :class:`Failure`.
+    blob : memoryview
+        Of the message.
+    """
+    answered = [(index, ok, parcel) for index, ok, parcel in entries if parcel is not None]
+    inline = split_among([parcel for _, _, parcel in answered], blob)
+    for (index, ok, parcel), own in zip(answered, inline, strict=True):
+        try:
+            buffers = worker.slots.buffers(parcel.slot, parcel.sizes) if parcel.slot else own
+            value = open_parcel(parcel, buffers)
+        except Exception as error:  # noqa: BLE001 - user code runs in unpickling
+            failure = Failure.of(error, "has a result that cannot be unpacked")
+            yield Outcome(index, failure=failure)
+        else:
+            yield Outcome(index, value) if ok else Outcome(index, failure=value)
+
+
+def late_error(ticket: Ticket, worker: WorkerHandle, timeout: float) -> TaskTimeoutError:
+    """Return the error for a task whose worker was ended because it ran too long."""
+    return TaskTimeoutError(
+        f"{name_task(ticket.index, ticket.item)} ran longer than the timeout of {timeout:g} s; "
+        f"its worker (pid {worker.pid}) was ended.",
+        index=ticket.index,
+        item=client_of(ticket.item),
+    )
+
+
+def fill_in(error: WorkerDiedError, ticket: Ticket, worker: WorkerHandle, exitcode: int) -> None:
+    """Complete the error about a worker that ended while it ran a task."""
+    error.item, error.pid, error.exitcode = client_of(ticket.item), worker.pid, exitcode
+    error.args = (
+        f"the worker (pid {worker.pid}) {describe_exit(exitcode)} while it ran "
+        f"{name_task(ticket.index, ticket.item)}.{_HINTS.get(exitcode, '')} "
+        "With retries=n a lost task is run again, up to n times.",
+    )
