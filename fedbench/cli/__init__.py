@@ -101,6 +101,7 @@ Examples:
   fedbench report --preset smoke     a first look, in seconds
   fedbench report --out table.csv    the speedup table, also as a file
   fedbench run --workload digits-mlp --backend processes
+  fedbench verify --workload digits-mlp
   fedbench list                      what there is to choose from
   fedbench doctor                    is this machine set up well?
 

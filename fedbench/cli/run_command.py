@@ -22,6 +22,7 @@ Examples:
   fedbench run --workload digits-logreg
   fedbench run --workload digits-mlp --algorithm fedprox --out history.csv
   fedbench run --workload mnist5k-cnn --backend processes --workers 2
+  fedbench run --workload mnist5k-cnn --checkpoints saved --resume
 
 The same seed gives the same metrics on every backend, to the last bit.
 """
@@ -50,6 +51,22 @@ The same seed gives the same metrics on every backend, to the last bit.
     help="L1: the same bits on every backend; L0: the process's global generators.",
 )
 @click.option(
+    "--checkpoints", metavar="FOLDER", help="Save checkpoints here; the newest two are kept."
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Rounds between two checkpoints.",
+)
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the newest checkpoint in --checkpoints, if there is one.",
+)
+@click.option(
     "--out", metavar="FILE", help="Write all metrics, one per line: .csv .md .json .parquet."
 )
 def run(
@@ -61,6 +78,9 @@ def run(
     cohort: int | None,
     seed: int,
     reproducibility: str,
+    checkpoints: str | None,
+    checkpoint_every: int,
+    resume: bool,
     out: str | None,
 ) -> int:
     """Run one simulation and print the metrics of the rounds that were evaluated."""
@@ -72,6 +92,7 @@ def run(
         check_writable(out)
     with usage_errors():
         import fedbench
+        from fedbench.simulation import has_checkpoint
 
         simulation = fedbench.Simulation(
             workload,
@@ -83,23 +104,38 @@ def run(
             cohort_size=cohort,
         )
         count = simulation.workload.rounds if rounds is None else rounds
+        if resume and checkpoints is None:
+            raise ValueError("--resume needs --checkpoints: name the folder to resume from.")
+    if resume and checkpoints is not None and has_checkpoint(checkpoints):
+        done = simulation.load_checkpoint(checkpoints)
+        click.echo(f"resuming after round {done} of {count}", err=True)
     with simulation:
-        history = _run_with_progress(simulation, count)
+        history = _run_with_progress(simulation, count, checkpoints, checkpoint_every)
     click.echo(_summary(history).to_string(index=False))
     if out is not None and suffix is not None:
         write_files({out: FRAME_FORMATS[suffix](history.to_frame())})
     return 0
 
 
-def _run_with_progress(simulation: Simulation, rounds: int) -> History:
+def _run_with_progress(
+    simulation: Simulation, rounds: int, checkpoints: str | None, checkpoint_every: int
+) -> History:
     from tqdm import tqdm
 
-    with tqdm(total=rounds, unit="round", leave=False, disable=not sys.stderr.isatty()) as bar:
+    left = rounds - simulation.rounds_done
+    if left <= 0:
+        return simulation.history
+    with tqdm(total=left, unit="round", leave=False, disable=not sys.stderr.isatty()) as bar:
 
         def on_round(_record: RoundRecord) -> None:
             bar.update()
 
-        return simulation.run(rounds, on_round=on_round)
+        return simulation.run(
+            left,
+            on_round=on_round,
+            checkpoint_dir=checkpoints,
+            checkpoint_every=checkpoint_every,
+        )
 
 
 def _summary(history: History) -> pd.DataFrame:

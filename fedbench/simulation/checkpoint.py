@@ -27,7 +27,14 @@ from safetensors.torch import save as dump_tensors
 from fedbench.errors import CheckpointError
 from fedbench.training import ModelState
 
-__all__ = ["SCHEMA_VERSION", "Snapshot", "latest_checkpoint", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Snapshot",
+    "has_checkpoint",
+    "latest_checkpoint",
+    "read_checkpoint",
+    "write_checkpoint",
+]
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"round-(\d{6,})")
@@ -98,6 +105,11 @@ def write_checkpoint(directory: Path, snapshot: Snapshot, *, keep: int = 2) -> P
         shutil.rmtree(old)
     _remove_unfinished(directory)
     return target
+
+
+def has_checkpoint(directory: str | Path) -> bool:
+    """Return whether `directory` holds a checkpoint to resume from."""
+    return bool(_checkpoints(Path(directory)))
 
 
 def latest_checkpoint(directory: Path) -> Path:

@@ -1,0 +1,207 @@
+"""``fedbench verify``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedbench.cli.options import ListCommand, usage_errors, write_files
+
+if TYPE_CHECKING:
+    from fedbench.algorithms import Algorithm
+    from fedbench.verification import Candidate, Verification
+    from fedbench.verification.verify import Loop
+
+__all__ = ["verify"]
+
+EPILOG = """\b
+Examples:
+  fedbench verify --workload digits-logreg
+  fedbench verify --workload digits-mlp --algorithm scaffold --rounds 5
+  fedbench verify --workload mnist5k-cnn --backend processes --workers 1 2 4
+  fedbench verify --workload digits-mlp --algorithm my_module:MyAlgorithm
+  fedbench verify --workload digits-mlp --reference my_module:my_loop
+
+my_loop is a generator function that yields the server's state dict after each
+round; only the server's model is then compared.
+
+The exit code is 0 if every candidate has the bits of the reference, else 1;
+the first difference is named: round, phase, client and entry.
+"""
+
+
+@click.command(cls=ListCommand, epilog=EPILOG)
+@click.option("--workload", required=True, metavar="NAME", help="What to run; see `fedbench list`.")
+@click.option("--algorithm", metavar="NAME", help="A name, or MODULE:CLASS for your own.")
+@click.option(
+    "--reference",
+    default="sequential",
+    show_default=True,
+    metavar="NAME",
+    help="A backend, or MODULE:FUNCTION for a hand-written loop.",
+)
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    metavar="NAME",
+    help="Candidates; by default every parallel backend that is installed.",
+)
+@click.option(
+    "--workers",
+    multiple=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Worker counts of the candidates; 1 and 2 by default.",
+)
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rounds to compare.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all randomness.")
+@click.option(
+    "--delays/--no-delays",
+    default=True,
+    show_default=True,
+    help="Let clients sleep for random moments, so that they finish out of order.",
+)
+@click.option("--out", metavar="FILE", help="Write the table: .csv .md .json .parquet.")
+def verify(
+    workload: str,
+    algorithm: str | None,
+    reference: str,
+    backends: tuple[str, ...],
+    workers: tuple[int, ...],
+    rounds: int,
+    seed: int,
+    delays: bool,
+    out: str | None,
+) -> int:
+    """Run a workload on several backends and compare all states bit for bit.
+
+    The server's state, every client's state, every update and every metric are compared with
+    those of the reference after every phase of every round.
+    """
+    with usage_errors():
+        from fedbench.report import FRAME_FORMATS, check_writable, format_of
+
+        suffix = None if out is None else format_of(out, FRAME_FORMATS)
+    if out is not None:
+        check_writable(out)
+    with usage_errors():
+        from fedbench.workloads import WORKLOADS
+
+        WORKLOADS.entry(workload)
+        options = {
+            "algorithm": None if algorithm is None else _algorithm(algorithm),
+            "reference": _reference(reference),
+            "candidates": _candidates(backends, workers or (1, 2), delays=delays),
+            "rounds": rounds,
+            "seed": seed,
+        }
+    result = _verify_with_progress(workload, options)
+    click.echo(_table(result))
+    for candidate, difference in result.differences.items():
+        click.echo(f"{candidate}: {difference}")
+    if out is not None and suffix is not None:
+        write_files({out: FRAME_FORMATS[suffix](result.to_frame())})
+    return 0 if result.identical else 1
+
+
+def _algorithm(name: str) -> str | Algorithm:
+    from fedbench.algorithms import ALGORITHMS, Algorithm
+
+    if ":" not in name:
+        if name not in ALGORITHMS and "." in name:
+            raise ValueError(f"an algorithm of yours must be given as MODULE:NAME, got {name!r}.")
+        ALGORITHMS.entry(name)
+        return name
+    found = _imported("algorithm", name)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise TypeError(
+            f"algorithm must be a subclass of fedbench.algorithms.Algorithm, got {name!r}."
+        )
+    made: Algorithm = found()
+    return made
+
+
+def _reference(name: str) -> Candidate | Loop:
+    from fedbench.executors import EXECUTORS
+    from fedbench.verification import Candidate
+
+    if ":" not in name:
+        EXECUTORS.load(name)
+        return Candidate(name)
+    loop = _imported("reference", name)
+    if not callable(loop):
+        raise TypeError(f"reference must be a generator function, got {name!r}.")
+    found: Loop = loop
+    return found
+
+
+def _imported(option: str, target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the user's own module is in the folder where they are
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{option} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
+            f"imported, got {target!r}: {error}."
+        ) from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"{option} {target!r}: the module has no {attribute!r}.")
+    return getattr(module, attribute)
+
+
+def _candidates(
+    backends: tuple[str, ...], workers: tuple[int, ...], *, delays: bool
+) -> list[Candidate]:
+    from fedbench.errors import MissingExtraError
+    from fedbench.executors import EXECUTORS
+    from fedbench.verification import Candidate
+
+    found = []
+    for backend in backends or EXECUTORS.names():
+        try:
+            EXECUTORS.load(backend)
+        except MissingExtraError as error:
+            if backends:
+                raise
+            click.echo(f"note: left out: {error}", err=True)
+            continue
+        if backend != "sequential":
+            found += [Candidate(backend, count, delays) for count in workers]
+        elif backends:
+            found.append(Candidate(backend, None, delays))
+    return found
+
+
+def _verify_with_progress(workload: str, options: dict[str, Any]) -> Verification:
+    from tqdm import tqdm
+
+    from fedbench import verification
+
+    rounds = options["rounds"]
+    with tqdm(total=rounds, unit="round", leave=False, disable=not sys.stderr.isatty()) as bar:
+
+        def on_round(_number: int) -> None:
+            bar.update()
+
+        return verification.verify(workload, **options, on_round=on_round)
+
+
+def _table(result: Verification) -> str:
+    frame = result.to_frame()[["backend", "workers", "delays", "compared", "identical"]]
+    frame["identical"] = ["yes" if same else "NO" for same in frame["identical"]]
+    return f"reference {result.reference}, {result.rounds} rounds\n" + frame.to_string(
+        index=False, na_rep="-"
+    )

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from fedbench.cli import main
+
+CHEAP = ["verify", "--workload", "digits-logreg", "--rounds", "2", "--backend", "threads"]
+
+MODULE = """
+import dataclasses
+import threading
+
+from fedbench.algorithms.fedavg import FedAvg
+
+_total = 0.0
+_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sound(FedAvg):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaky(FedAvg):
+    def train(self, client, down):
+        global _total
+        metrics = super().train(client, down)
+        with _lock:
+            _total += 1.0
+            client.model.flat[0] += _total
+        return metrics
+
+
+def loop():
+    import fedbench
+
+    simulation = fedbench.Simulation("digits-logreg")
+    while True:
+        simulation.run_round()
+        yield simulation.model_state()
+
+
+class NotAnAlgorithm:
+    pass
+"""
+
+
+def run(arguments):
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    return exit_info.value.code
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch, request):
+    name = f"own_{request.node.name.replace('[', '_').replace(']', '').replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_identical_candidates_give_zero_and_a_table(capsys, tmp_path):
+    out = tmp_path / "verification.json"
+    assert run([*CHEAP, "--workers", "2", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "threads" in printed
+    assert "True" in printed
+    assert json.loads(out.read_text())
+
+
+def test_a_difference_gives_one_and_is_named(capsys, own_module):
+    assert run([*CHEAP, "--workers", "2", "--algorithm", f"{own_module}:Leaky"]) == 1
+    printed = capsys.readouterr().out
+    assert "False" in printed
+    assert "threads x2 delayed: round 1, uplink, client" in printed
+    assert "entry ['delta']" in printed
+
+
+def test_an_own_algorithm_and_an_own_loop(capsys, own_module):
+    arguments = ["--algorithm", f"{own_module}:Sound", "--reference", f"{own_module}:loop"]
+    assert run([*CHEAP, "--workers", "2", *arguments]) == 0
+    assert "threads" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "thread"], "Did you mean 'threads'"),
+        (["--algorithm", "fedavgg"], "Did you mean 'fedavg'"),
+        (["--algorithm", "no_such_module:A"], "MODULE:NAME"),
+        (["--algorithm", "json:NoSuchThing"], "has no 'NoSuchThing'"),
+        (["--algorithm", "json:JSONDecoder"], "subclass of fedbench.algorithms.Algorithm"),
+        (["--reference", "sequentiall"], "Did you mean 'sequential'"),
+        (["--workload", "digit-logreg"], "Did you mean 'digits-logreg'"),
+        (["--out", "table.xyz"], "xyz"),
+    ],
+)
+def test_wrong_arguments_give_two_and_one_line(capsys, arguments, words):
+    assert run(["verify", "--workload", "digits-logreg", "--rounds", "1", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
