@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Sequence
+from numbers import Integral, Real
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +64,15 @@ def check_classes(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def check_count(name: str, value: int) -> None:
+def check_count(name: str, value: object) -> None:
     """Refuse anything but an integer >= 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}. Pass at least 1.")
 
 
-def check_alpha(alpha: float) -> None:
+def check_alpha(alpha: object) -> None:
     """Refuse anything but a positive, finite number."""
-    if not (isinstance(alpha, int | float) and np.isfinite(alpha) and alpha > 0):
+    if not (isinstance(alpha, Real) and 0 < float(alpha) < math.inf):
         raise ValueError(
             f"alpha must be a positive number, got {alpha!r}. "
             "Use 0.1 for strong and 100 for almost no skew."

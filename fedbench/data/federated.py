@@ -188,10 +188,11 @@ class FederatedDataset:
     ) -> None:
         check_samples(inputs, targets, num_classes)
         check_samples(test_inputs, test_targets, num_classes, prefix="test_")
-        self.inputs = inputs
-        self.targets = targets
-        self.test_inputs = test_inputs
-        self.test_targets = test_targets
+        # Detached: samples are data, and autograd history could not be pickled.
+        self.inputs = inputs.detach()
+        self.targets = targets.detach()
+        self.test_inputs = test_inputs.detach()
+        self.test_targets = test_targets.detach()
         self.num_classes = num_classes
         self.client_ids = checked_ids(client_ids, len(partition))
         parts = [index_array(part) for part in partition]

@@ -110,7 +110,7 @@ def quadratics(
     # From the rounded samples, so that the optimum is theirs.
     exact = inputs.double().numpy()
     per_client = exact.reshape(num_clients, dimension, dimension)
-    hessians = 2 / dimension * np.einsum("irs,irt->ist", per_client, per_client)
+    hessians = 2 / dimension * np.einsum("nij,nik->njk", per_client, per_client)
     optimum = np.linalg.solve(exact.T @ exact, exact.T @ targets.double().numpy())
     return Quadratics(samples, hessians, optimum)
 

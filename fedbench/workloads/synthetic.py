@@ -99,7 +99,10 @@ def synthetic_cnn() -> Workload:
 
 
 def synthetic_resnet18() -> Workload:
-    """Return ResNet-18 with GroupNorm, 11,173,962 parameters: dominated by the model's size."""
+    """Return ResNet-18 with GroupNorm, 11,173,962 parameters: dominated by the model's size.
+
+    The default rounds measure speed. They are far too few to learn the classes.
+    """
     return Workload(
         name="synthetic-resnet18",
         description="ResNet-18 (GroupNorm) on synthetic images of CIFAR's shape",

@@ -63,6 +63,12 @@ def test_pickling_keeps_everything_and_stays_small():
     assert torch.equal(copy.client(4321).inputs, many.client(4321).inputs)
 
 
+def test_autograd_history_is_left_behind():
+    inputs = torch.rand(6, 4, requires_grad=True) * 2
+    dataset = pickle.loads(pickle.dumps(federated(inputs=inputs)))
+    assert not dataset.client(0).inputs.requires_grad
+
+
 def test_summary_counts_the_classes_of_each_client():
     table = federated(client_ids=["ana", "bö", "c"]).summary()
     assert table.columns.tolist() == ["samples", 0, 1, 2]

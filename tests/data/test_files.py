@@ -332,7 +332,7 @@ def test_truncated_and_foreign_files_are_refused(csv, tmp_path):
     path.write_bytes(path.read_bytes()[:30])
     with pytest.raises(DataFormatError, match=r"data.csv.gz: cannot be parsed"):
         load_table(path, target="label")
-    (tmp_path / "latin.csv").write_bytes(b"a,label\n1,caf\xe9\n")
+    (tmp_path / "latin.csv").write_bytes(b"a,label\n1,\xe4\n")
     with pytest.raises(DataFormatError, match=r"latin.csv: cannot be parsed"):
         load_table(tmp_path / "latin.csv", target="label")
     with pytest.raises(ValueError, match=r"must be a .csv or .parquet file, got .*data.txt"):

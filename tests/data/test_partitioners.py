@@ -159,6 +159,11 @@ def test_natural_follows_the_keys():
         partition("natural", np.zeros(6, int), 3, keys=["a", "b"])
 
 
+def test_numpy_numbers_are_accepted():
+    options = {"alpha": np.float32(0.5), "min_size": np.int64(2)}
+    assert len(partition("dirichlet", np.arange(40) % 4, np.int32(5), 1, **options)) == 5
+
+
 def test_torch_targets_are_accepted():
     targets = torch.arange(40) % 4
     ours = partition("dirichlet", targets, 5, 1)
