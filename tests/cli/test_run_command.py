@@ -1,0 +1,48 @@
+import pandas as pd
+import pytest
+
+from fedbench.cli import main
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["run", "--workload", "digits-logreg", *arguments])
+    return exit_info.value.code
+
+
+def test_a_resumed_run_ends_with_the_metrics_of_the_unbroken_one(tmp_path, capsys):
+    saved = str(tmp_path / "saved")
+    assert run("--rounds", "4", "--out", str(tmp_path / "whole.csv")) == 0
+    assert run("--rounds", "2", "--checkpoints", saved) == 0
+    assert (
+        run("--rounds", "4", "--checkpoints", saved, "--resume", "--out", str(tmp_path / "two.csv"))
+        == 0
+    )
+    assert "resuming after round 2 of 4" in capsys.readouterr().err
+    whole, two = pd.read_csv(tmp_path / "whole.csv"), pd.read_csv(tmp_path / "two.csv")
+    # The first part evaluated its own last round as well.
+    last = whole["round"] == 4
+    assert whole[last].reset_index(drop=True).equals(two[two["round"] == 4].reset_index(drop=True))
+
+
+def test_resuming_a_finished_run_does_nothing_more(tmp_path, capsys):
+    saved = str(tmp_path)
+    assert run("--rounds", "1", "--checkpoints", saved) == 0
+    first = capsys.readouterr().out
+    assert run("--rounds", "1", "--checkpoints", saved, "--resume") == 0
+    assert capsys.readouterr().out == first
+
+
+def test_resume_without_a_folder_is_a_usage_error(capsys):
+    assert run("--rounds", "1", "--resume") == 2
+    assert "--resume needs --checkpoints" in capsys.readouterr().err
+
+
+def test_a_foreign_checkpoint_is_one_line(tmp_path, capsys):
+    saved = str(tmp_path)
+    assert run("--rounds", "1", "--checkpoints", saved) == 0
+    capsys.readouterr()
+    assert run("--rounds", "2", "--checkpoints", saved, "--resume", "--seed", "9") == 1
+    error = capsys.readouterr().err
+    assert "belongs to another simulation: its seed is 0" in error
+    assert "Traceback" not in error
