@@ -15,9 +15,8 @@ from fedbench.executors.base import Executor
 from fedbench.executors.checks import check_count
 from fedbench.executors.engine import Ending
 from fedbench.executors.hooks import Job
-from fedbench.executors.packing import pack
+from fedbench.executors.packing import pack, sending
 from fedbench.executors.processes.dispatch import BatchSize
-from fedbench.executors.processes.executor import _naming as naming
 from fedbench.executors.processes.pool import search_path
 from fedbench.executors.processes.protocol import ATOMS, Parcel, open_parcel
 from fedbench.executors.ray.cluster import Cluster, Placement, join
@@ -97,6 +96,7 @@ class RayExecutor(Executor):
         self._residents = Residents()
         self._lender = Lender(0)
         self._batches = BatchSize()
+        self._measured = False
         self._number = 0
         self._job: Any = None
         self._job_residents: dict[int, Any] = {}
@@ -139,17 +139,17 @@ class RayExecutor(Executor):
         self._number += 1
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
-        self._batches = BatchSize()
+        self._batches, self._measured = BatchSize(), False
         self._job_residents = {}
         buffers: list[Array] = []
-        with naming("the task"):
+        with sending("the task"):
             task = self._pack(job.task, buffers, self._job_residents)
         broadcast = reducer = None
         if job.has_broadcast:
-            with naming("the broadcast"):
+            with sending("the broadcast"):
                 broadcast = self._pack(job.broadcast, buffers, self._job_residents)
         if self._folding:
-            with naming("the reducer"):
+            with sending("the reducer"):
                 reducer = self._pack(job.reducer, buffers, self._job_residents)
         head = (search_path(), Ambient.capture(), task, broadcast, reducer)
         self._job = ray.put(Message(pickle.dumps(head, protocol=5), buffers))
@@ -178,6 +178,9 @@ class RayExecutor(Executor):
         """Return how many tasks go in a call, and how many a worker may hold."""
         remaining = None if self._run is None else self._run.source.remaining
         batch = self._batches.batch(remaining, self.workers)
+        if not self._measured:
+            # A task queued behind one of unknown length may be late for nothing.
+            return batch, batch
         return batch, self._batches.depth(batch, remaining, self.workers)
 
     def _capacity(self, worker: Worker, depth: int) -> int:
@@ -285,6 +288,7 @@ class RayExecutor(Executor):
         head, buffers = answer
         entries, seconds = pickle.loads(head)
         self._batches.observe(len(entries), seconds)
+        self._measured = True
         groups = split(buffers, [parcel or Parcel() for _, _, parcel in entries])
         for ticket, (index, ok, parcel), own in zip(call.tickets, entries, groups, strict=True):
             if parcel is None:
