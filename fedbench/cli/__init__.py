@@ -46,6 +46,10 @@ COMMANDS = {
         "fedbench.cli.compare_command:compare", "Show what changed between two reports."
     ),
     "run": Command("fedbench.cli.run_command:run", "Run one simulation and print its metrics."),
+    "verify": Command(
+        "fedbench.cli.verify_command:verify",
+        "Compare backends bit for bit and name the first difference.",
+    ),
     "list": Command(
         "fedbench.cli.list_command:list_names", "List workloads, algorithms, backends, models, ..."
     ),

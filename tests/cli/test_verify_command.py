@@ -73,7 +73,7 @@ def test_identical_candidates_give_zero_and_a_table(capsys, tmp_path):
 def test_a_difference_gives_one_and_is_named(capsys, own_module):
     assert run([*CHEAP, "--workers", "2", "--algorithm", f"{own_module}:Leaky"]) == 1
     printed = capsys.readouterr().out
-    assert "False" in printed
+    assert "NO" in printed
     assert "threads x2 delayed: round 1, uplink, client" in printed
     assert "entry ['delta']" in printed
 
