@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import click
 
 from fedbench.cli.options import (
@@ -18,7 +20,7 @@ EPILOG = """\b
 Examples:
   fedbench report --out table.csv
   fedbench report --workload digits-mlp --workers 1 2 4
-  fedbench report --backend sequential processes
+  fedbench report --backend sequential processes --rounds auto
   fedbench report --preset full --out table.csv page.html raw.json
   fedbench report --workload digits-logreg --algorithm fedavg scaffold
 
@@ -38,6 +40,23 @@ Exit codes:
   1  one does not, or nothing could run (one backend that cannot is a note)
   2  wrong option, or a file that cannot be written
 """
+
+
+class RoundCount(click.ParamType[int | Literal["auto"]]):
+    """A whole number or the word ``auto``."""
+
+    name = "rounds"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | Literal["auto"]:
+        """Return the number, or ``"auto"``."""
+        if value == "auto":
+            return "auto"
+        try:
+            return int(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a valid integer, and not 'auto'.", param, ctx)
 
 
 @click.command(cls=ListCommand, epilog=EPILOG)
@@ -69,7 +88,20 @@ Exit codes:
     metavar="N",
     help="Worker counts of the parallel backends; the number of cores by default.",
 )
-@click.option("--rounds", type=int, metavar="N", help="Timed rounds per row.")
+@click.option(
+    "--rounds",
+    type=RoundCount(),
+    metavar="N|auto",
+    help="Timed rounds per row; auto goes on until all speedups are known to 5 %.",
+)
+@click.option(
+    "--budget",
+    type=float,
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --rounds auto, the time for the rounds of one workload.",
+)
 @click.option(
     "--preset",
     default="default",
@@ -105,7 +137,8 @@ def report(
     algorithms: tuple[str, ...],
     backends: tuple[str, ...],
     workers: tuple[int, ...],
-    rounds: int | None,
+    rounds: int | Literal["auto"] | None,
+    budget: float,
     preset: str,
     seed: int,
     reproducibility: str,
@@ -138,7 +171,8 @@ def report(
         settings = Settings(
             workloads=workloads or chosen.workloads,
             algorithms=algorithms,
-            rounds=chosen.rounds if rounds is None else rounds,
+            rounds=None if rounds == "auto" else chosen.rounds if rounds is None else rounds,
+            budget_s=budget,
             seed=seed,
             reproducibility=reproducibility,
             timeout_s=timeout,

@@ -12,7 +12,7 @@ from fedbench.cli.options import ListCommand, usage_errors, write_files
 
 if TYPE_CHECKING:
     from fedbench.algorithms import Algorithm
-    from fedbench.verification import Candidate, Verification
+    from fedbench.verification import Candidate, Trace, Verification
     from fedbench.verification.verify import Loop
 
 __all__ = ["verify"]
@@ -24,6 +24,8 @@ Examples:
   fedbench verify --workload mnist5k-cnn --backend processes --workers 1 2 4
   fedbench verify --workload digits-mlp --algorithm my_module:MyAlgorithm
   fedbench verify --workload digits-mlp --reference my_module:my_loop
+  fedbench verify --workload digits-mlp --save-trace here.json
+  fedbench verify --workload digits-mlp --reference here.json   (elsewhere)
 
 my_loop is a generator function that yields the server's state dict after each
 round; only the server's model is then compared.
@@ -41,7 +43,12 @@ the first difference is named: round, phase, client and entry.
     default="sequential",
     show_default=True,
     metavar="NAME",
-    help="A backend, or MODULE:FUNCTION for a hand-written loop.",
+    help="A backend, MODULE:FUNCTION for a hand-written loop, or the file of a trace.",
+)
+@click.option(
+    "--save-trace",
+    metavar="FILE",
+    help="Write the digests of the first candidate, to verify against on another machine.",
 )
 @click.option(
     "--backend",
@@ -77,6 +84,7 @@ def verify(
     workload: str,
     algorithm: str | None,
     reference: str,
+    save_trace: str | None,
     backends: tuple[str, ...],
     workers: tuple[int, ...],
     rounds: int,
@@ -93,8 +101,9 @@ def verify(
         from fedbench.report import FRAME_FORMATS, check_writable, format_of
 
         suffix = None if out is None else format_of(out, FRAME_FORMATS)
-    if out is not None:
-        check_writable(out)
+    for target in (out, save_trace):
+        if target is not None:
+            check_writable(target)
     with usage_errors():
         from fedbench.workloads import WORKLOADS
 
@@ -107,11 +116,19 @@ def verify(
             "seed": seed,
         }
     result = _verify_with_progress(workload, options)
+    if result.incomparable:
+        raise click.UsageError(
+            f"{reference} cannot be compared with runs on this machine: "
+            f"{'; '.join(result.incomparable)}.",
+            click.get_current_context(),
+        )
     click.echo(_table(result))
     for candidate, difference in result.differences.items():
         click.echo(f"{candidate}: {difference}")
     if out is not None and suffix is not None:
         write_files({out: FRAME_FORMATS[suffix](result.to_frame())})
+    if save_trace is not None and result.trace is not None:
+        write_files({save_trace: result.trace.to_json().encode()})
     return 0 if result.identical else 1
 
 
@@ -132,10 +149,15 @@ def _algorithm(name: str) -> str | Algorithm:
     return made
 
 
-def _reference(name: str) -> Candidate | Loop:
+def _reference(name: str) -> Candidate | Loop | Trace:
     from fedbench.executors import EXECUTORS
-    from fedbench.verification import Candidate
+    from fedbench.verification import Candidate, read_trace
 
+    if name.endswith(".json"):
+        try:
+            return read_trace(name)
+        except OSError as error:
+            raise ValueError(f"reference {name} cannot be read: {error.strerror}.") from error
     if ":" not in name:
         EXECUTORS.load(name)
         return Candidate(name)

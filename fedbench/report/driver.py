@@ -26,6 +26,7 @@ import psutil
 
 from fedbench.environment import describe_environment
 from fedbench.errors import FedbenchError
+from fedbench.report import statistics
 from fedbench.report.contender import Contender, largest_difference
 from fedbench.report.host import ContenderError, Host
 from fedbench.report.processes import cpu_seconds, family, machine_busy_seconds
@@ -33,6 +34,9 @@ from fedbench.report.records import Configuration, Measurement, Report, Sample
 from fedbench.report.settings import Settings
 
 __all__ = ["Progress", "measure"]
+
+_LIKELY_ROUNDS = 15  # for the progress display where the number is open
+_SETTLED = 0.05
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class _Job:
 
     def steps(self, settings: Settings) -> int:
         # Prepare, start, warm up, evaluate, rounds, finish.
-        return len(self.configurations) * (5 + settings.rounds)
+        return len(self.configurations) * (5 + (settings.rounds or _LIKELY_ROUNDS))
 
 
 def _named_jobs(settings: Settings) -> Iterator[tuple[str, str | None]]:
@@ -249,14 +253,36 @@ def _warm_up(entries: list[_Entry], settings: Settings, counter: _Counter) -> No
 def _timed_rounds(entries: list[_Entry], settings: Settings, counter: _Counter) -> float | None:
     """Run the rounds in turn; return the share of the machine that other programs used."""
     watch = _ForeignLoad(_alive(entries))
-    for index in range(settings.rounds):
-        alive = _alive(entries)
-        shift = index % max(1, len(alive))
+    begin = time.monotonic()
+    index = 0
+    while alive := _alive(entries):
+        shift = index % len(alive)
         for entry in alive[shift:] + alive[:shift]:
-            counter.step(f"{entry.configuration}: round {index + 1} of {settings.rounds}")
+            counter.step(f"{entry.configuration}: round {index + 1} of {settings.rounds or 'auto'}")
             with entry.guarded():
                 entry.rounds.append(entry.host.call("run_round"))
+        index += 1
+        if index == settings.rounds:
+            break
+        if settings.rounds is None and (
+            time.monotonic() - begin > settings.budget_s or _is_settled(_alive(entries))
+        ):
+            counter.skip((_LIKELY_ROUNDS - index) * len(alive))
+            break
     return watch.share()
+
+
+def _is_settled(entries: list[_Entry]) -> bool:
+    """Return whether every row's round time relative to the first row's is known well enough."""
+    if not entries or len(entries[0].rounds) < statistics.MIN_ROUNDS_FOR_INTERVAL:
+        return False
+    first = [sample.round_s for sample in entries[0].rounds]
+    for entry in entries[1:]:
+        ratios = statistics.paired_ratios(first, [sample.round_s for sample in entry.rounds])
+        interval = statistics.bootstrap_interval(ratios)
+        if interval is None or interval[1] - interval[0] > 2 * _SETTLED * interval[0]:
+            return False
+    return True
 
 
 class _ForeignLoad:

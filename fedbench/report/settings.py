@@ -86,8 +86,9 @@ class Settings:
         Registry names; empty takes each workload's own.
     workers : tuple of int
         Worker counts of every backend but `sequential`, which has one.
-    rounds : int
-        Timed rounds, at least 1.
+    rounds : int or None
+        Timed rounds, at least 1. None goes on until every speedup is known to 5 %, or
+        `budget_s` has passed; runs then differ in their number of rounds, and so in their digests.
     warmup : int
         Rounds before them, at least 1: the first one pays for what is done once.
     seed : int
@@ -96,6 +97,8 @@ class Settings:
         Level of all simulations.
     timeout_s : float
         Longest time for one step of one configuration.
+    budget_s : float
+        Where `rounds` is None, the time for the rounds of one workload.
     intraop_row : bool
         Also measure what a user might do instead of using workers: `sequential` with torch's own
         threads on all cores.
@@ -110,11 +113,12 @@ class Settings:
     backends: tuple[str, ...] = field(default_factory=EXECUTORS.names)
     algorithms: tuple[str, ...] = ()
     workers: tuple[int, ...] = field(default_factory=default_worker_counts)
-    rounds: int = PRESETS["default"].rounds
+    rounds: int | None = PRESETS["default"].rounds
     warmup: int = 1
     seed: int = 0
     reproducibility: str = "L1"
     timeout_s: float = 600.0
+    budget_s: float = 60.0
     intraop_row: bool = True
 
     def __post_init__(self) -> None:
@@ -126,13 +130,12 @@ class Settings:
             raise ValueError("workers must name at least one worker count, got none. Use (2,).")
         for count in self.workers:
             _check_count("workers", count, 1)
-        _check_count("rounds", self.rounds, 1)
+        if self.rounds is not None:
+            _check_count("rounds", self.rounds, 1)
         _check_count("warmup", self.warmup, 1)
         _check_count("seed", self.seed, 0)
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ValueError(
-                f"timeout must be a positive number of seconds, got {self.timeout_s!r}. Use 600."
-            )
+        _check_seconds("timeout", self.timeout_s, "600")
+        _check_seconds("budget", self.budget_s, "60")
         check_level(self.reproducibility)
 
     def configurations(self, workload: str, algorithm: str) -> list[Configuration]:
@@ -167,3 +170,10 @@ def _check_count(argument: str, value: object, least: int) -> None:
         )
     if value < least:
         raise ValueError(f"{argument} must be at least {least}, got {value}. Give a larger number.")
+
+
+def _check_seconds(argument: str, value: float, usual: str) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"{argument} must be a positive number of seconds, got {value!r}. Use {usual}."
+        )

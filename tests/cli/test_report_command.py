@@ -70,6 +70,12 @@ def test_equals_signs_and_repetition_mix(measured):
     assert measured.asked[0].workers == (1, 2, 4)
 
 
+def test_rounds_may_be_left_to_the_driver(measured):
+    assert call("--rounds", "auto", "--budget", "5") == 0
+    assert measured.asked[0].rounds is None
+    assert measured.asked[0].budget_s == 5.0
+
+
 def test_defaults_are_all_backends_and_the_presets_workloads(measured):
     from fedbench.executors import EXECUTORS
 

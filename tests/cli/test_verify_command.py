@@ -66,7 +66,7 @@ def test_identical_candidates_give_zero_and_a_table(capsys, tmp_path):
     assert run([*CHEAP, "--workers", "2", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "threads" in printed
-    assert "True" in printed
+    assert "yes" in printed
     assert json.loads(out.read_text())
 
 
@@ -92,6 +92,8 @@ def test_an_own_algorithm_and_an_own_loop(capsys, own_module):
         (["--algorithm", "no_such_module:A"], "MODULE:NAME"),
         (["--algorithm", "json:NoSuchThing"], "has no 'NoSuchThing'"),
         (["--algorithm", "json:JSONDecoder"], "subclass of fedbench.algorithms.Algorithm"),
+        (["--algorithm", "my.Algorithm"], "MODULE:NAME"),
+        (["--reference", "missing.json"], "missing.json cannot be read"),
         (["--reference", "sequentiall"], "Did you mean 'sequential'"),
         (["--workload", "digit-logreg"], "Did you mean 'digits-logreg'"),
         (["--out", "table.xyz"], "xyz"),
@@ -103,3 +105,37 @@ def test_wrong_arguments_give_two_and_one_line(capsys, arguments, words):
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+def test_a_trace_is_compared_elsewhere(capsys, tmp_path):
+    trace = tmp_path / "here.json"
+    arguments = [*CHEAP, "--workers", "2"]
+    assert run([*arguments, "--save-trace", str(trace)]) == 0
+    assert run([*arguments, "--reference", str(trace)]) == 0
+    content = json.loads(trace.read_text())
+    assert content["pinned"]["torch_capability"]
+
+    entry = next(e for e in content["rounds"][1] if e[0] == "uplink")
+    entry[2]["['delta']"] = "0" * 64
+    trace.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert run([*arguments, "--reference", str(trace)]) == 1
+    assert f"round 2, uplink, client {entry[1]!r}" in capsys.readouterr().out
+
+
+def test_traces_of_other_machines_and_jobs_are_refused(capsys, tmp_path):
+    trace = tmp_path / "there.json"
+    arguments = [*CHEAP, "--workers", "2"]
+    assert run([*arguments, "--save-trace", str(trace)]) == 0
+    assert run([*arguments, "--reference", str(trace), "--seed", "3"]) != 0
+    assert "another job: its seed is 0" in capsys.readouterr().err
+    content = json.loads(trace.read_text())
+    content["pinned"]["torch_capability"] = "AVX9000"
+    trace.write_text(json.dumps(content))
+    assert run([*arguments, "--reference", str(trace)]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be compared with runs on this machine" in error
+    assert "torch_capability is 'AVX9000' on one side" in error
+    trace.write_text("{}")
+    assert run([*arguments, "--reference", str(trace)]) == 2
+    assert "is not a trace" in capsys.readouterr().err

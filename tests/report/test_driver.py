@@ -23,11 +23,12 @@ SETTINGS = Settings(
 class FakeHost:
     """A configuration whose every step is written down and may be made to fail."""
 
-    def __init__(self, configuration, log, failing=(), digest="same", state=None):
+    def __init__(self, configuration, log, failing=(), digest="same", state=None, round_s=None):
         self.configuration = configuration
         self.name = configuration.backend
         self.log, self.failing = log, dict(failing)
         self._digest, self._state = digest, state or {"w": np.zeros(2)}
+        self._round_s = round_s or (lambda: 1.0)
         self.closed = 0
         self.samples = 0
         self.pid = os.getpid()
@@ -45,7 +46,7 @@ class FakeHost:
         if step == "run_round":
             assert watch_memory == (self.samples == 0)  # only the warm-up round is watched
             self.samples += 1
-            return Sample(self.samples, {"total": 1.0, "train": 0.5}, 0.5, 0.1, 10)
+            return Sample(self.samples, {"total": self._round_s(), "train": 0.5}, 0.5, 0.1, 10)
         return {
             "prepare": Facts(100, 10, 650),
             "start": 0.25,
@@ -91,6 +92,21 @@ def test_rounds_are_interleaved_with_a_rotating_order(race):
     names = [name for name, step in log if step == "run_round"]
     a, b, c = "sequential", "threads", "processes"
     assert names == [*(a, b, c), *(a, b, c), *(b, c, a), *(c, a, b)]
+
+
+def test_automatic_rounds_stop_when_the_speedups_are_known(race):
+    report, _, _ = race(dataclasses.replace(SETTINGS, rounds=None))
+    # All fakes take the same time: the fewest rounds that make an interval are enough.
+    assert [len(entry.rounds) for entry in report.measurements] == [6, 6, 6]
+
+
+def test_automatic_rounds_go_on_while_the_speedups_are_uncertain(race):
+    times = iter(range(1, 10_000))
+    seen = []
+    settings = dataclasses.replace(SETTINGS, rounds=None, budget_s=0.5)
+    report, _, _ = race(settings, seen.append, threads={"round_s": lambda: 1.0 + next(times) % 3})
+    (count,) = {len(entry.rounds) for entry in report.measurements}
+    assert count > 6
 
 
 def test_start_up_and_warm_up_are_apart_from_the_rounds(race):
@@ -229,6 +245,7 @@ def test_one_core_has_no_row_for_torchs_threads(monkeypatch):
         ({"warmup": 0}, ValueError, "warmup must be at least 1"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
         ({"timeout_s": 0.0}, ValueError, "timeout must be a positive number of seconds"),
+        ({"budget_s": -1.0}, ValueError, "budget must be a positive number of seconds"),
         ({"timeout_s": float("nan")}, ValueError, "timeout must be a positive number"),
         ({"reproducibility": "L2"}, ValueError, "Use reproducibility='L1'"),
     ],
