@@ -12,6 +12,7 @@ what was expected. Everything else derives from :class:`FedbenchError`::
     ├── LayoutError (ValueError)           a state that does not fit its layout
     ├── DataFormatError (ValueError)       a data file that is not what its format says
     ├── CheckpointError (ValueError)       a checkpoint that is missing, damaged or foreign
+    ├── TraceError (ValueError)            a file that is no trace of a verified run
     ├── NonFiniteError (ValueError)        NaN or infinity where it was refused
     ├── EnclosureError                     a client task broke its enclosure (invariant I1)
     │   └── BroadcastModifiedError         ... by writing to the read-only broadcast
@@ -46,6 +47,7 @@ __all__ = [
     "RecordFormatError",
     "ResourceError",
     "TaskTimeoutError",
+    "TraceError",
     "UnknownNameError",
     "UnsupportedPlatformError",
     "WorkerDiedError",
@@ -86,6 +88,10 @@ class DataFormatError(FedbenchError, ValueError):
 
 class CheckpointError(FedbenchError, ValueError):
     """A checkpoint is missing, damaged, or belongs to another simulation."""
+
+
+class TraceError(FedbenchError, ValueError):
+    """A file is no trace of a verified run, or one of another schema."""
 
 
 class NonFiniteError(FedbenchError, ValueError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbench.reproducibility.digest import digest
 from fedbench.reproducibility.level import Level, check_level
+from fedbench.reproducibility.pinned import incomparable, pinned
 from fedbench.reproducibility.streams import (
     KeyedSeedSequence,
     numpy_generator,
@@ -26,8 +27,10 @@ __all__ = [
     "check_level",
     "digest",
     "generator_scope",
+    "incomparable",
     "make_loader",
     "numpy_generator",
+    "pinned",
     "python_random",
     "redirect_global_generators",
     "seed_torch_generator",

@@ -1,6 +1,15 @@
 """Bitwise verification: one reference, several candidates, the first difference named."""
 
 from fedbench.verification.compare import Difference, first_difference
+from fedbench.verification.trace import Trace, read_trace
 from fedbench.verification.verify import Candidate, Verification, verify
 
-__all__ = ["Candidate", "Difference", "Verification", "first_difference", "verify"]
+__all__ = [
+    "Candidate",
+    "Difference",
+    "Trace",
+    "Verification",
+    "first_difference",
+    "read_trace",
+    "verify",
+]

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fedbench.algorithms import Algorithm, Client
+from fedbench.errors import TraceError
 from fedbench.executors import EXECUTORS
+from fedbench.reproducibility import incomparable, pinned
 from fedbench.simulation import Simulation
 from fedbench.verification.compare import Difference, first_difference
+from fedbench.verification.trace import EntryDigests, Trace, entry_digests
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -60,6 +63,11 @@ class Verification:
     ----------
     reference : str
         What the candidates were compared with.
+    incomparable : list of str
+        Why the reference, made elsewhere, cannot be expected to have the same bits; then
+        nothing was compared.
+    trace : Trace
+        Digests of the first candidate's run.
     rounds : int
         Number of rounds.
     entries : dict of Candidate to int
@@ -75,11 +83,13 @@ class Verification:
     entries: dict[Candidate, int] = field(default_factory=dict)
     differences: dict[Candidate, Difference] = field(default_factory=dict)
     digests: dict[Candidate, str] = field(default_factory=dict)
+    incomparable: list[str] = field(default_factory=list)
+    trace: Trace | None = None
 
     @property
     def identical(self) -> bool:
         """Whether every candidate was bitwise equal to the reference in every entry."""
-        return not self.differences
+        return not self.differences and not self.incomparable
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each candidate, with its first difference."""
@@ -111,7 +121,7 @@ def verify(
     workload: str | Workload,
     *,
     algorithm: str | Algorithm | None = None,
-    reference: Candidate | Loop | None = None,
+    reference: Candidate | Loop | Trace | None = None,
     candidates: Sequence[Candidate] | None = None,
     rounds: int = 3,
     seed: int = 0,
@@ -128,7 +138,8 @@ def verify(
     reference : Candidate or callable, optional
         ``Candidate("sequential")`` by default. A callable is a hand-written loop: a generator
         function that yields the server's state dict (names to tensors) after each round; only
-        the server's model is then compared.
+        the server's model is then compared. A :class:`Trace` is a run of the same job made
+        elsewhere, of which only the digests are known.
     candidates : sequence of Candidate, optional
         By default every registered backend with one and two workers, delayed.
     rounds : int
@@ -148,8 +159,10 @@ def verify(
     ------
     ClientTaskError, WorkerDiedError, MissingExtraError
         If a side cannot run.
+    TraceError
+        If the trace is of another job.
     ValueError
-        If a hand-written loop ends before the last round.
+        If a hand-written loop or a trace ends before the last round.
 
     Examples
     --------
@@ -161,21 +174,26 @@ def verify(
     chosen = _default_candidates() if candidates is None else list(candidates)
     sides = {candidate: _Side(workload, algorithm, candidate, seed) for candidate in chosen}
     first = Candidate("sequential") if reference is None else reference
-    result = Verification(
-        reference=str(first) if isinstance(first, Candidate) else _name_of(first), rounds=rounds
-    )
+    result = Verification(reference=_name_of(first), rounds=rounds)
     result.entries = dict.fromkeys(chosen, 0)
-    source = (
-        _observed_rounds(_Side(workload, algorithm, first, seed))
-        if isinstance(first, Candidate)
-        else _loop_rounds(first)
-    )
+    result.digests = dict.fromkeys(chosen, "")
+    job = _job(next(iter(sides.values())).simulation)
+    here = pinned()
+    if isinstance(first, Trace):
+        _check_job(first.job, job)
+        result.incomparable = incomparable(first.pinned, here)
+    source = _source(first, workload, algorithm, seed)
+    traced: list[list[list[Any]]] = []
     try:
+        if result.incomparable:
+            return result
         for number, expected in zip(range(1, rounds + 1), source, strict=False):
             for candidate, side in sides.items():
                 if candidate in result.differences:
                     continue
                 seen = side.run_round()
+                if candidate == chosen[0]:
+                    traced.append([[*key, entry_digests(state)] for key, state in seen.items()])
                 compared, difference = _compare(expected, seen, number)
                 result.entries[candidate] += compared
                 if difference is not None:
@@ -185,6 +203,7 @@ def verify(
         result.digests = {
             candidate: side.simulation.state_digest() for candidate, side in sides.items()
         }
+        result.trace = Trace(job, here, traced)
     finally:
         source.close()
         for side in sides.values():
@@ -259,9 +278,10 @@ def _compare(expected: _Observed, seen: _Observed, number: int) -> tuple[int, Di
             what = "only the reference has this state"
             return compared, Difference(number, phase, client, "(all)", what, 1, 1, None)
         compared += 1
-        difference = first_difference(
-            state, seen[phase, client], round_index=number, phase=phase, client=client
-        )
+        found = seen[phase, client]
+        if isinstance(state, EntryDigests):
+            found = entry_digests(found)
+        difference = first_difference(state, found, round_index=number, phase=phase, client=client)
         if difference is not None:
             return compared, difference
     return compared, None
@@ -275,5 +295,40 @@ def _default_candidates() -> list[Candidate]:
     ]
 
 
-def _name_of(loop: Loop) -> str:
-    return f"{loop.__module__}:{getattr(loop, '__qualname__', repr(loop))}"
+def _source(
+    reference: Candidate | Loop | Trace,
+    workload: str | Workload,
+    algorithm: str | Algorithm | None,
+    seed: int,
+) -> Generator[_Observed, None, None]:
+    if isinstance(reference, Candidate):
+        return _observed_rounds(_Side(workload, algorithm, reference, seed))
+    if isinstance(reference, Trace):
+        return reference.observed_rounds()
+    return _loop_rounds(reference)
+
+
+def _name_of(reference: Candidate | Loop | Trace) -> str:
+    if isinstance(reference, Candidate):
+        return str(reference)
+    if isinstance(reference, Trace):
+        return "trace"
+    return f"{reference.__module__}:{getattr(reference, '__qualname__', repr(reference))}"
+
+
+def _job(simulation: Simulation) -> dict[str, Any]:
+    return {
+        "workload": simulation.workload.name,
+        "algorithm": repr(simulation.algorithm),
+        "seed": simulation.seed,
+        "cohort_size": simulation.cohort_size,
+    }
+
+
+def _check_job(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise TraceError(
+                f"the trace is of another job: its {name} is {theirs.get(name)!r}, got {value!r}. "
+                f"Verify with the arguments that the trace was made with."
+            )
