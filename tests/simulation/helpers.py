@@ -53,6 +53,22 @@ def dropout_model(seed: int = 0) -> nn.Module:
     )
 
 
+class Recurrent(nn.Module):
+    """Reads the features one by one; drops out between its two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 5, num_layers=2, dropout=0.4, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x.unsqueeze(2))[0][:, -1])
+
+
+def lstm_model(seed: int = 0) -> nn.Module:
+    return keyed_init(Recurrent(), seed)
+
+
 def tiny_workload(model=plain_model, **changes) -> Workload:
     parts = {
         "name": "tiny",

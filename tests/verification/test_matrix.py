@@ -1,0 +1,95 @@
+"""One digest over backends, worker counts, delays, retries and models that draw.
+
+The small matrix runs with the other tests; ``pytest -m slow tests/verification`` runs it in full.
+"""
+
+import functools
+import os
+import random
+import signal
+import time
+
+import pytest
+
+import fedbench
+from fedbench.algorithms import ALGORITHMS
+from tests.simulation.helpers import (
+    NUM_CLIENTS,
+    batch_norm_model,
+    dropout_model,
+    lstm_model,
+    tiny_workload,
+)
+
+MODELS = {"batch-norm": batch_norm_model, "dropout": dropout_model, "lstm": lstm_model}
+SMALL = [("fedavg", "lstm"), ("fedadam", "batch-norm"), ("scaffold", "dropout"), ("apfl", "lstm")]
+FULL = [(algorithm, model) for algorithm in ALGORITHMS for model in MODELS]
+
+
+def delay(client):
+    time.sleep(random.SystemRandom().uniform(0.0, 0.02))
+
+
+def run(algorithm, model, rounds=2, **options):
+    workload = tiny_workload(MODELS[model], cohort_size=NUM_CLIENTS, local_epochs=1)
+    simulation = fedbench.Simulation(workload, algorithm=algorithm, seed=8, **options)
+    with simulation:
+        history = simulation.run(rounds)
+        return simulation.state_digest(), history.to_frame().to_csv()
+
+
+@functools.cache
+def expected(algorithm, model):
+    return run(algorithm, model)
+
+
+@pytest.mark.parametrize(("algorithm", "model"), SMALL)
+def test_one_digest_with_delays(executor, algorithm, model):
+    assert run(algorithm, model, executor=executor, around_client=delay) == expected(
+        algorithm, model
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_one_digest_of_everything(new_executor, backend, workers):
+    if backend == "sequential" and workers > 1:
+        pytest.skip("sequential has one worker")
+    executor = new_executor(None if backend == "sequential" else workers)
+    different = [
+        (algorithm, model)
+        for algorithm, model in FULL
+        if run(algorithm, model, executor=executor, around_client=delay)
+        != expected(algorithm, model)
+    ]
+    assert not different
+
+
+class KillsItsWorkerOnce:
+    """Kills the worker of one client the first time that it trains in a given round."""
+
+    def __init__(self, folder, client_id, round_index):
+        self.mark = os.path.join(folder, "killed")
+        self.client_id, self.round_index = client_id, round_index
+
+    def __call__(self, client):
+        if (client.client_id, client.round_index) != (self.client_id, self.round_index):
+            return
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model"),
+    [("scaffold", "dropout"), pytest.param("ditto", "lstm", marks=pytest.mark.slow)],
+)
+def test_a_retried_task_draws_the_same_numbers(new_executor, backend, tmp_path, algorithm, model):
+    if backend not in ("processes", "ray"):
+        pytest.skip("a worker of this backend cannot die alone")
+    killer = KillsItsWorkerOnce(str(tmp_path), "client-3", 1)
+    result = run(algorithm, model, executor=new_executor(2, retries=1), around_client=killer)
+    assert os.path.exists(killer.mark)
+    assert result == expected(algorithm, model)
