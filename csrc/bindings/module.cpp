@@ -8,6 +8,7 @@ void bind_mean(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_robust(pybind11::module_& m);
 void bind_steps(pybind11::module_& m);
+void bind_streaming(pybind11::module_& m);
 void bind_system(pybind11::module_& m);
 }  // namespace fedbench::bindings
 
@@ -19,5 +20,6 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
     fedbench::bindings::bind_memory(m);
     fedbench::bindings::bind_robust(m);
     fedbench::bindings::bind_steps(m);
+    fedbench::bindings::bind_streaming(m);
     fedbench::bindings::bind_system(m);
 }

@@ -22,10 +22,12 @@ def require_policy(integers: object) -> None:
 
 
 def combine(buffers: Sequence[Buffer], policy: str, where: str) -> Any:
-    """Return the largest value or the sum per coordinate, in the dtype of the buffers."""
+    """Return the largest value, lower median or sum per coordinate, in the buffers' dtype."""
     arrays = [_as_numpy(buffer) for buffer in buffers]
     if policy == "max":
         result = np.maximum.reduce(arrays)
+    elif policy == "median":
+        result = np.sort(np.stack(arrays), axis=0)[(len(arrays) - 1) // 2]
     elif buffers[0].dtype == "bool":
         result = np.logical_or.reduce(arrays)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fedbench._native import core
 from fedbench.aggregation._arrays import (
@@ -34,6 +34,21 @@ class Entry:
     def first(self) -> Buffer:
         """The first client's buffer, with which all others agree."""
         return self.buffers[0]
+
+    @property
+    def kind(self) -> str:
+        """``"numpy"`` or ``"torch"``."""
+        return self.first.kind
+
+    @property
+    def dtype(self) -> str:
+        """The element type's name."""
+        return self.first.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of each client's array."""
+        return self.first.shape
 
     @property
     def is_floating(self) -> bool:
@@ -203,28 +218,39 @@ def address(buffer: Buffer) -> int:
     return int(buffer.handle)
 
 
+class ArraySpec(Protocol):
+    """What an output has to look like."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def output(array: Any, spec: ArraySpec) -> Buffer:
+    """Return the buffer of `array`, checked, or of fresh memory if that is ``None``."""
+    where = "out" if spec.name is None else f"out[{spec.name!r}]"
+    if array is None:
+        return describe(empty(spec.kind, spec.shape, spec.dtype), where)
+    return output_buffer(array, spec.kind, spec.shape, spec.dtype, where)
+
+
 def outputs(updates: Updates, out: Any) -> dict[str | None, Buffer]:
     """Return a buffer per floating entry: views of `out`, checked, or fresh memory."""
-    floating = updates.floating
-    if out is None:
-        result = {}
-        for entry in floating:
-            first = entry.first
-            array = empty(first.kind, first.shape, first.dtype)
-            result[entry.name] = describe(array, "out")
-        return result
-    if updates.is_mapping:
+    if out is not None and updates.is_mapping:
         if not isinstance(out, Mapping):
             raise TypeError(f"out must be a mapping like the updates, got {type(out).__name__}.")
         require_names(out, updates.names, "out", "updates[0]")
-    result = {}
-    named = []
-    for entry in floating:
-        first = entry.first
-        array = out if entry.name is None else out[entry.name]
-        where = "out" if entry.name is None else f"out[{entry.name!r}]"
-        buffer = output_buffer(array, first.kind, first.shape, first.dtype, where)
-        named.append((where, buffer))
-        result[entry.name] = buffer
-    require_disjoint(named, itertools.chain.from_iterable(e.buffers for e in floating))
+    result: dict[str | None, Buffer] = {}
+    for entry in updates.floating:
+        array = out if out is None or entry.name is None else out[entry.name]
+        result[entry.name] = output(array, entry)
+    if out is not None:
+        named = [("out" if n is None else f"out[{n!r}]", b) for n, b in result.items()]
+        inputs = itertools.chain.from_iterable(entry.buffers for entry in updates.floating)
+        require_disjoint(named, inputs)
     return result

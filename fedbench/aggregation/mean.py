@@ -104,18 +104,18 @@ def mean(
     divisor = _weights.total(total_weight)
     if nonfinite == "drop":
         collected, values = without_nonfinite(collected, values)
-    _refuse_bare_integers(collected)
+    refuse_bare_integers(collected)
     buffers = _updates.outputs(collected, out)
     if nonfinite == "raise" and not values.all():
         collected.require_finite(np.flatnonzero(values == 0).tolist())
     finite = _run(collected, buffers, values, divisor)
     if not finite and nonfinite == "raise":
         collected.require_finite(range(collected.clients))
-    return _result(collected, buffers, values, out, integers, server)
+    return assemble(collected, buffers, values, out, integers, server)
 
 
 def without_nonfinite(
-    collected: _updates.Updates, values: npt.NDArray[np.float64]
+    collected: _updates.Updates, values: npt.NDArray[np.float64], stacklevel: int = 3
 ) -> tuple[_updates.Updates, npt.NDArray[np.float64]]:
     """Leave out clients whose update is not finite, with a warning that names them."""
     dropped = [
@@ -135,12 +135,12 @@ def without_nonfinite(
         f"left out client(s) {', '.join(map(str, dropped))} of {collected.clients}: "
         "NaN or infinity in their updates",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=stacklevel,
     )
     return collected.without(dropped), kept
 
 
-def _refuse_bare_integers(collected: _updates.Updates) -> None:
+def refuse_bare_integers(collected: _updates.Updates) -> None:
     if collected.is_mapping or not collected.other:
         return
     raise TypeError(
@@ -168,7 +168,7 @@ def _run(
     )
 
 
-def _result(
+def assemble(
     collected: _updates.Updates,
     buffers: dict[str | None, Buffer],
     values: npt.NDArray[np.float64],

@@ -275,9 +275,9 @@ def test_out_must_fit_and_stand_apart() -> None:
         aggregation.mean(rows, out=np.empty(4))
     with pytest.raises(TypeError, match="out must be a numpy array like the updates, got Tensor"):
         aggregation.mean(rows, out=torch.empty(4))
+    frozen = np.empty(4, np.float32)
+    frozen.flags.writeable = False
     with pytest.raises(ValueError, match="writable"):
-        frozen = np.empty(4, np.float32)
-        frozen.flags.writeable = False
         aggregation.mean(rows, out=frozen)
     with pytest.raises(ValueError, match="C-contiguous"):
         aggregation.mean(rows, out=np.empty(8, np.float32)[::2])
@@ -338,8 +338,7 @@ def test_several_threads_at_once() -> None:
     results: list[bytes] = []
 
     def work() -> None:
-        for _ in range(5):
-            results.append(aggregation.mean(rows, range(1, 7)).tobytes())
+        results.extend(aggregation.mean(rows, range(1, 7)).tobytes() for _ in range(5))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -69,6 +69,16 @@ class Sum {
         }
     }
 
+    // Adds another sum of the same range.
+    void add(const Sum& other) noexcept {
+        std::uint64_t carry = 0;
+        for (std::size_t i = 0; i < size_; ++i) {
+            const uint128 sum = static_cast<uint128>(limbs_[i]) + other.limbs_[i] + carry;
+            limbs_[i] = static_cast<std::uint64_t>(sum);
+            carry = static_cast<std::uint64_t>(sum >> 64);
+        }
+    }
+
     void add_product(const Dyadic& a, const Dyadic& b) noexcept {
         add(static_cast<uint128>(a.mantissa) * b.mantissa, a.exponent + b.exponent,
             a.negative != b.negative);
@@ -132,13 +142,8 @@ struct Positive {
     }
 };
 
-// The sum of non-negative finite doubles, exactly, without trailing zero bits.
-inline Positive sum_of(std::span<const double> values) {
-    Sum sum(-1074, 1024);
-    for (const double value : values) {
-        const Dyadic part = split(value);
-        if (part.mantissa != 0) sum.add(part.mantissa, part.exponent, false);
-    }
+// A non-negative sum, without trailing zero bits.
+inline Positive positive_of(const Sum& sum) {
     const auto limbs = sum.limbs();
     Positive result;
     std::size_t zeros = 0;
@@ -146,13 +151,22 @@ inline Positive sum_of(std::span<const double> values) {
     if (zeros == limbs.size()) return result;
     const auto shift = static_cast<unsigned>(std::countr_zero(limbs[zeros]));
     for (std::size_t i = zeros; i < limbs.size(); ++i) {
-        const std::uint64_t above =
-            i + 1 < limbs.size() && shift != 0 ? limbs[i + 1] << (64 - shift) : 0;
-        result.limbs.push_back((limbs[i] >> shift) | above);
+        const bool more = i + 1 < limbs.size() && shift != 0;
+        result.limbs.push_back((limbs[i] >> shift) | (more ? limbs[i + 1] << (64 - shift) : 0));
     }
     while (result.limbs.back() == 0) result.limbs.pop_back();
     result.exponent = sum.exponent() + static_cast<int>(64 * zeros + shift);
     return result;
+}
+
+// The sum of non-negative finite doubles, exactly.
+inline Positive sum_of(std::span<const double> values) {
+    Sum sum(-1074, 1024);
+    for (const double value : values) {
+        const Dyadic part = split(value);
+        if (part.mantissa != 0) sum.add(part.mantissa, part.exponent, false);
+    }
+    return positive_of(sum);
 }
 
 // A binary format of IEEE 754: bits = (field << (precision - 1)) + fraction.

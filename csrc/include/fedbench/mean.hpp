@@ -66,6 +66,23 @@
 
 namespace fedbench {
 
+// Coordinates per visit: 8 KiB of each float32 client, and the sums stay in the first-level cache.
+inline constexpr std::size_t kMeanTile = 2048;
+
+// The coordinates of a tile that a filter could not prove.
+struct Unproved {
+    std::uint16_t index[kMeanTile];
+    std::size_t count = 0;
+
+    // Adds `first` plus the number of every set bit of `lanes`, if below `size`.
+    void add(unsigned lanes, std::size_t first, std::size_t size) noexcept {
+        for (; lanes != 0; lanes &= lanes - 1) {
+            const std::size_t at = first + static_cast<std::size_t>(std::countr_zero(lanes));
+            if (at < size) index[count++] = static_cast<std::uint16_t>(at);
+        }
+    }
+};
+
 // One entry of a state, or one flat vector: rows[k] are the coordinates of the k-th client of the
 // plan (WeightPlan::clients), any alignment. `out` must not overlap them.
 struct MeanSegment {
@@ -120,11 +137,6 @@ inline bool exact_mean_at(const WeightPlan& plan, const MeanSegment& segment,
 }
 
 }  // namespace detail
-}  // namespace fedbench
-
-namespace fedbench {
-// Coordinates per visit: 8 KiB of each float32 client, and the sums stay in the first-level cache.
-inline constexpr std::size_t kMeanTile = 2048;
 }  // namespace fedbench
 
 #define FEDBENCH_KERNEL_FILE "fedbench/mean.inl"

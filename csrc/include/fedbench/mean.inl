@@ -233,19 +233,6 @@ FEDBENCH_INLINE f64v division_remainder(f64v s, f64v q, f64v w) {
 #endif
 }
 
-// Where the lanes that a filter could not prove are kept.
-struct Unproved {
-    std::uint16_t index[kMeanTile + kStep];
-    std::size_t count = 0;
-
-    FEDBENCH_INLINE void add(unsigned lanes, std::size_t first, std::size_t size) {
-        for (; lanes != 0; lanes &= lanes - 1) {
-            const std::size_t at = first + static_cast<std::size_t>(std::countr_zero(lanes));
-            if (at < size) index[count++] = static_cast<std::uint16_t>(at);
-        }
-    }
-};
-
 template <class Out>
 FEDBENCH_INLINE void put_lanes(std::byte* out, std::size_t i, std::size_t size, u32h bits) {
     constexpr std::size_t item = item_size(Out::dtype);

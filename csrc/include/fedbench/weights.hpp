@@ -57,6 +57,18 @@ inline std::optional<std::vector<std::uint64_t>> common_integers(
     return integers;
 }
 
+// divisor * 2^-scale - near, computed exactly and rounded; near is about 2^-200 to 2^200.
+inline double scaled_rest(const exact::Positive& divisor, int scale, double near) {
+    exact::Sum rest(std::min(divisor.exponent - scale, -300), 264);
+    for (std::size_t i = 0; i < divisor.limbs.size(); ++i) {
+        rest.add(divisor.limbs[i], divisor.exponent - scale + static_cast<int>(64 * i), false);
+    }
+    const exact::Dyadic part = exact::split(near);
+    rest.add(part.mantissa, part.exponent, true);
+    const bool negative = rest.take_sign();
+    return (negative ? -1.0 : 1.0) * exact::positive_of(rest).scaled(0);
+}
+
 }  // namespace detail
 
 // `weights` are finite and non-negative with a positive sum, `total` is finite and positive:
@@ -107,20 +119,8 @@ inline WeightPlan plan_weights(std::span<const double> weights, std::optional<do
     plan.scaled_divisor = plan.divisor.scaled(scale);
     plan.exact_only = plan.exact_only || !(plan.scaled_divisor >= 0x1p-200) ||
                       !(plan.scaled_divisor <= 0x1p200) || plan.clients.size() >= (1U << 26);
-    // The rest, exactly: a double has 53 bits, so subtract the double from the exact number.
-    exact::Sum rest(std::min(plan.divisor.exponent - scale, -300), 264);
-    for (std::size_t i = 0; i < plan.divisor.limbs.size() && !plan.exact_only; ++i) {
-        rest.add(plan.divisor.limbs[i], plan.divisor.exponent - scale + static_cast<int>(64 * i),
-                 false);
-    }
     if (!plan.exact_only) {
-        const exact::Dyadic near = exact::split(plan.scaled_divisor);
-        rest.add(near.mantissa, near.exponent, true);
-        const bool negative = rest.take_sign();
-        exact::Positive magnitude;
-        magnitude.limbs.assign(rest.limbs().begin(), rest.limbs().end());
-        magnitude.exponent = rest.exponent();
-        plan.scaled_divisor_low = (negative ? -1.0 : 1.0) * magnitude.scaled(0);
+        plan.scaled_divisor_low = detail::scaled_rest(plan.divisor, scale, plan.scaled_divisor);
     }
     return plan;
 }

@@ -1,0 +1,103 @@
+// The state of a streaming mean as bytes, and back. Part of streaming_state.hpp.
+#pragma once
+
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "fedbench/streaming_state.hpp"
+
+namespace fedbench {
+
+namespace detail {
+
+template <class T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+    const auto* from = reinterpret_cast<const std::byte*>(&value);
+    bytes.insert(bytes.end(), from, from + sizeof value);
+}
+
+// Reads from the front and throws at the end of the bytes.
+template <class T>
+T take(std::span<const std::byte>& bytes) {
+    if (bytes.size() < sizeof(T)) throw std::invalid_argument("state is truncated");
+    T value;
+    std::memcpy(&value, bytes.data(), sizeof value);
+    bytes = bytes.subspan(sizeof value);
+    return value;
+}
+
+}  // namespace detail
+
+// Layout (native byte order): version, count, limbs of the weight sum; per block the lowest bin,
+// the number of bins, a byte that says whether flags follow, the bins, the flags.
+inline std::vector<std::byte> StreamingSum::serialize() {
+    resolve();
+    std::vector<std::byte> bytes;
+    detail::append(bytes, std::uint32_t{1});
+    detail::append(bytes, count_);
+    for (const std::uint64_t limb : weight_sum_.limbs()) detail::append(bytes, limb);
+    for (const Block& block : blocks_) {
+        const auto empty = [&](int f) {
+            const std::int64_t* bins =
+                block.window.bins + static_cast<std::size_t>(f) * block.window.stride;
+            return std::all_of(bins, bins + block.size, [](std::int64_t v) { return v == 0; });
+        };
+        int first = 0;
+        int last = block.window.count;
+        while (last > first && empty(last - 1)) --last;
+        while (first < last && empty(first)) ++first;
+        const bool special = block.special != nullptr;
+        detail::append(bytes, std::int32_t{first < last ? block.window.lowest + first : 0});
+        detail::append(bytes, std::int32_t{last - first});
+        detail::append(bytes, static_cast<std::uint8_t>(special ? 1 : 0));
+        for (int f = first; f < last; ++f) {
+            const auto* bins = reinterpret_cast<const std::byte*>(
+                block.window.bins + static_cast<std::size_t>(f) * block.window.stride);
+            bytes.insert(bytes.end(), bins, bins + block.size * sizeof(std::int64_t));
+        }
+        if (special) {
+            const auto* flags = reinterpret_cast<const std::byte*>(block.special.get());
+            bytes.insert(bytes.end(), flags, flags + block.size);
+        }
+    }
+    return bytes;
+}
+
+// Only for a fresh object of the same segments.
+inline void StreamingSum::deserialize(std::span<const std::byte> bytes) {
+    if (detail::take<std::uint32_t>(bytes) != 1) {
+        throw std::invalid_argument("state is of another version");
+    }
+    count_ = detail::take<std::uint64_t>(bytes);
+    for (std::size_t i = 0; i < weight_sum_.limbs().size(); ++i) {
+        weight_sum_.add(detail::take<std::uint64_t>(bytes),
+                        weight_sum_.exponent() + static_cast<int>(64 * i), false);
+    }
+    constexpr int farthest = 100;  // beyond any bin of a product of two doubles
+    for (Block& block : blocks_) {
+        const auto lowest = detail::take<std::int32_t>(bytes);
+        const auto bins = detail::take<std::int32_t>(bytes);
+        const bool special = detail::take<std::uint8_t>(bytes) != 0;
+        if (bins < 0 || bins > 2 * farthest || lowest < -farthest || lowest > farthest) {
+            throw std::invalid_argument("state is corrupt");
+        }
+        if (bins > 0) widen(block, lowest, lowest + bins - 1);
+        for (int f = 0; f < bins; ++f) {
+            for (std::size_t i = 0; i < block.size; ++i) {
+                block.window.bins[static_cast<std::size_t>(f) * block.window.stride + i] =
+                    detail::take<std::int64_t>(bytes);
+            }
+        }
+        if (special) {
+            block.special = std::make_unique<std::uint8_t[]>(block.size);
+            for (std::size_t i = 0; i < block.size; ++i) {
+                block.special[i] = detail::take<std::uint8_t>(bytes);
+            }
+        }
+    }
+    if (!bytes.empty()) throw std::invalid_argument("state is too long");
+    pending_ = 1;
+}
+
+}  // namespace fedbench

@@ -1,0 +1,404 @@
+"""The streaming mean: exact sums in O(model) memory, any order, any partition, the same bits."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbench._native import core
+from fedbench.aggregation import _integers, _updates, _weights
+from fedbench.aggregation._arrays import DTYPE_CODES, FLOATING, Buffer, describe
+from fedbench.aggregation.layout import FlatLayout
+from fedbench.errors import LayoutError, NonFiniteError
+
+__all__ = ["StreamingMean"]
+
+
+class _Entry(NamedTuple):
+    name: str | None
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class StreamingMean:
+    r"""Weighted mean of a stream of updates, with the same bits as :func:`mean`.
+
+    The state is the exact real number :math:`\sum_k w_k x_k` of every coordinate, so results
+    depend on the set of (weight, update) pairs alone: any order of :meth:`add`, any partition
+    over several accumulators, any tree of :meth:`merge`, any number of threads and any machine
+    give the same bits, those of the correctly rounded mean.
+
+    Parameters
+    ----------
+    like : array, mapping of arrays, or FlatLayout
+        What one update looks like: names, shapes, dtypes and library. Values are not read.
+    nonfinite : {"raise", "propagate", "drop"}, default "raise"
+        For updates with NaN or infinities: refuse the update, let the values through, or leave the
+        update out with a `RuntimeWarning`. A refused update leaves the state as it was.
+    integers : {"max", "sum"}, default "max"
+        For integer and bool entries of state dicts, as in :func:`mean`.
+
+    Attributes
+    ----------
+    order_independent : bool
+        True: an executor's ``map_reduce`` may fold contributions wherever and whenever they come.
+
+    Notes
+    -----
+    Limits: any finite float32, float64, float16 or bfloat16 values and any finite, non-negative
+    weights (taken as exact float64 values); any number of updates.
+
+    Memory: 16 bytes per coordinate for float32 data of ordinary range with integer weights; more
+    in those blocks of 512 coordinates whose values or weights span a wider range (8 bytes per
+    further factor of :math:`2^{44}`; :attr:`nbytes` tells). Time of :meth:`add`: one pass over
+    update and state, twice the arithmetic for weights that need more than 29 bits, fourfold for
+    float64. :meth:`add_many` passes over the state once for several updates.
+
+    Threads: an object may be used from several threads at once, each call is atomic. `add` after
+    `result` is fine: the result is that of everything added so far.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedbench.aggregation import StreamingMean
+    >>> total = StreamingMean(np.zeros(2, np.float32))
+    >>> total.add(np.float32([1, 2]), 3)
+    >>> total.add(np.float32([3, 6]))
+    >>> total.result()
+    array([1.5, 3. ], dtype=float32)
+    """
+
+    order_independent = True
+
+    def __init__(self, like: Any, *, nonfinite: str = "raise", integers: str = "max") -> None:
+        _updates.require_policy(nonfinite)
+        if integers not in ("max", "sum"):
+            raise ValueError(f"integers must be 'max' or 'sum', got {integers!r}.")
+        self._entries, self._is_mapping = _entries_of(like)
+        self._nonfinite = nonfinite
+        self._integers = integers
+        if not self._is_mapping and self._entries[0].dtype not in FLOATING:
+            raise TypeError(
+                f"like must have a floating dtype, got {self._entries[0].dtype}. "
+                "Integer entries are combined only inside state dicts."
+            )
+        self._sum = self._new_sum()
+        self._other: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def _new_sum(self) -> core.StreamingSum:
+        floating = self._floating()
+        return core.StreamingSum(
+            [entry.size for entry in floating], [DTYPE_CODES[entry.dtype] for entry in floating]
+        )
+
+    def _floating(self) -> list[_Entry]:
+        return [entry for entry in self._entries if entry.dtype in FLOATING]
+
+    def empty(self) -> StreamingMean:
+        """Return a new mean of the same layout and policies, without any update."""
+        fresh = object.__new__(StreamingMean)
+        fresh._entries, fresh._is_mapping = self._entries, self._is_mapping
+        fresh._nonfinite, fresh._integers = self._nonfinite, self._integers
+        fresh._sum, fresh._other, fresh._lock = fresh._new_sum(), {}, threading.Lock()
+        return fresh
+
+    @property
+    def count(self) -> int:
+        """Number of updates added, those of weight 0 included, dropped ones not."""
+        return self._sum.count()
+
+    @property
+    def total_weight(self) -> float:
+        """Sum of the weights; kept exactly and rounded once here."""
+        return self._sum.total_weight()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the exact sums occupy."""
+        return self._sum.state_bytes()
+
+    def add(self, update: Any, weight: float = 1) -> None:
+        """Add one update.
+
+        Parameters
+        ----------
+        update : array or mapping of arrays
+            As `like` said; read in place, never modified or kept.
+        weight : float, default 1
+            Finite and not negative. An update of weight 0 is checked and contributes nothing.
+
+        Raises
+        ------
+        LayoutError
+            If the update differs from the layout; the message names the entry.
+        NonFiniteError
+            If it is not finite and `nonfinite` is "raise"; the state is as before.
+        ValueError, TypeError
+            If the weight is not a finite, non-negative number.
+        """
+        self._add([update], [_weights.one_weight(weight)])
+
+    def add_many(self, updates: Any, weights: Any = None) -> None:
+        """Add several updates in one pass over the state.
+
+        Parameters
+        ----------
+        updates : sequence of updates
+            As for :meth:`add`; or arrays stacked in one ``[K, ...]`` array.
+        weights : sequence of K numbers, optional
+            Equal weights of 1 by default. All zero is allowed here.
+
+        Raises
+        ------
+        LayoutError, NonFiniteError, ValueError, TypeError
+            As :meth:`add`, naming the update by its position; then nothing is added, not even
+            the updates before it.
+        """
+        rows = list(updates)
+        if weights is None:
+            values = [1.0] * len(rows)
+        else:
+            values = [_weights.one_weight(weight) for weight in np.asarray(weights).tolist()]
+            if len(values) != len(rows):
+                raise ValueError(
+                    f"weights must be one number per update ({len(rows)}), got {len(values)}."
+                )
+        if rows:
+            self._add(rows, values)
+
+    def _add(self, updates: list[Any], weights: list[float]) -> None:
+        described = [self._describe(update, k) for k, update in enumerate(updates)]
+        chosen: range | list[int] = range(len(updates))
+        if self._nonfinite != "propagate" and len(updates) > 1:
+            chosen = self._finite_positions(described)
+        floating = [i for i, entry in enumerate(self._entries) if entry.dtype in FLOATING]
+        integers = [i for i, entry in enumerate(self._entries) if entry.dtype not in FLOATING]
+        propagate = self._nonfinite == "propagate"
+        with self._lock:
+            combined = self._combined(described, weights, integers, chosen)
+            refused = self._sum.add(
+                [described[k][i].handle for i in floating for k in chosen],
+                [weights[k] for k in chosen],
+                propagate,
+            )
+            if propagate or not refused:
+                self._other.update(combined)
+        if refused and not propagate:
+            self._report(described, [chosen[k] for k in refused])
+
+    def _describe(self, update: Any, position: int) -> list[Buffer]:
+        where = "update" if position == 0 else f"updates[{position}]"
+        if self._is_mapping:
+            if not isinstance(update, Mapping):
+                raise TypeError(f"{where} must be a mapping, got {type(update).__name__}.")
+            names = [entry.name for entry in self._entries if entry.name is not None]
+            _updates.require_names(update, names, where, "the layout")
+        buffers = []
+        for entry in self._entries:
+            label = where if entry.name is None else f"{where}[{entry.name!r}]"
+            buffer = describe(update if entry.name is None else update[entry.name], label)
+            if buffer[2:6] != entry[1:]:
+                raise LayoutError(
+                    f"{label} must be a {entry.kind} array of {entry.dtype} with shape "
+                    f"{entry.shape}, got {buffer.kind} {buffer.dtype} with shape {buffer.shape}."
+                )
+            buffers.append(buffer)
+        return buffers
+
+    def _finite_positions(self, described: list[list[Buffer]]) -> list[int]:
+        """Positions to add; raises or warns about the others, so that adding is all or nothing."""
+        bad = [k for k, buffers in enumerate(described) if self._first_nonfinite(buffers)]
+        if bad:
+            self._report(described, bad)
+        return [k for k in range(len(described)) if k not in bad]
+
+    def _first_nonfinite(self, buffers: list[Buffer]) -> tuple[str | None, int] | None:
+        floating = [i for i, entry in enumerate(self._entries) if entry.dtype in FLOATING]
+        found = core.first_nonfinite(
+            [buffers[i].handle for i in floating],
+            [buffers[i].size for i in floating],
+            [DTYPE_CODES[buffers[i].dtype] for i in floating],
+        )
+        return None if found is None else (self._entries[floating[found[0]]].name, found[1])
+
+    def _report(self, described: list[list[Buffer]], refused: list[int]) -> None:
+        if self._nonfinite == "drop":
+            warnings.warn(
+                f"left out {len(refused)} of {len(described)} update(s): NaN or infinity at "
+                f"position(s) {', '.join(map(str, refused))}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            return
+        name, index = self._first_nonfinite(described[refused[0]]) or (None, 0)
+        entry = "" if name is None else f" in entry {name!r}"
+        which = "" if len(described) == 1 else f" {refused[0]}"
+        raise NonFiniteError(
+            f"updates must be finite, got NaN or infinity from update{which}{entry} at flat index "
+            f"{index}. Use StreamingMean(..., nonfinite='drop') to leave out such updates, or "
+            "nonfinite='propagate' to let the values through."
+        )
+
+    def _combined(
+        self,
+        described: list[list[Buffer]],
+        weights: list[float],
+        integers: list[int],
+        chosen: range | list[int],
+    ) -> dict[str, Any]:
+        """Integer entries after the chosen updates of positive weight; nothing is stored yet."""
+        result = {}
+        counted = [k for k in chosen if weights[k] > 0]
+        for i in integers if counted else ():
+            name = self._entries[i].name or ""
+            buffers = [described[k][i] for k in counted]
+            if name in self._other:
+                buffers.insert(0, describe(self._other[name], name))
+            combined = _integers.combine(buffers, self._integers, repr(name))
+            result[name] = combined
+        return result
+
+    def merge(self, other: StreamingMean) -> None:
+        """Add everything that another mean holds; `other` stays as it is.
+
+        Parameters
+        ----------
+        other : StreamingMean
+            Of the same layout and policies, another object.
+
+        Raises
+        ------
+        TypeError
+            If it is not a `StreamingMean`.
+        LayoutError
+            If its layout or policies differ.
+        ValueError
+            If it is this very object.
+        """
+        if not isinstance(other, StreamingMean):
+            raise TypeError(f"other must be a StreamingMean, got {type(other).__name__}.")
+        if other._spec() != self._spec():
+            raise LayoutError(
+                "other must have the same layout and policies, got "
+                f"{_difference(self._spec(), other._spec())}."
+            )
+        with self._lock:
+            combined = {}
+            for name, value in other._other.items():
+                buffers = [describe(value, name)]
+                if name in self._other:
+                    buffers.append(describe(self._other[name], name))
+                combined[name] = _integers.combine(buffers, self._integers, repr(name))
+            self._sum.merge(other._sum)
+            self._other.update(combined)
+
+    def result(self, *, total_weight: float | None = None, out: Any = None) -> Any:
+        """Return the mean of what was added so far, rounded once.
+
+        Parameters
+        ----------
+        total_weight : float, optional
+            Replaces the sum of the weights as the divisor.
+        out : array or mapping of arrays, optional
+            Where to write; contiguous and like an update.
+
+        Returns
+        -------
+        array or dict of arrays
+            `out`, or new arrays. The state is unchanged, more updates may follow.
+
+        Raises
+        ------
+        ValueError
+            If no update of positive weight was added, or `out` does not fit.
+        """
+        divisor = _weights.total(total_weight)
+        if self.total_weight == 0:
+            raise ValueError(
+                f"result needs an update of positive weight, got {self.count} update(s) of "
+                "weight 0. Add one first."
+            )
+        buffers = self._outputs(out)
+        floating = self._floating()
+        self._sum.result(
+            [buffers[entry.name].handle for entry in floating],
+            [DTYPE_CODES[entry.dtype] for entry in floating],
+            divisor,
+        )
+        if not self._is_mapping:
+            return buffers[None].owner if out is None else out
+        if out is not None:
+            for name, value in self._other.items():
+                _integers.store(value, out[name], f"out[{name!r}]")
+            return out
+        values = {name: buffer.owner for name, buffer in buffers.items()}
+        copies = {
+            name: value.copy() if isinstance(value, np.ndarray) else value.clone()
+            for name, value in self._other.items()
+        }
+        return {entry.name: (values | copies)[entry.name] for entry in self._entries}
+
+    def _outputs(self, out: Any) -> dict[str | None, Buffer]:
+        if out is not None and self._is_mapping:
+            if not isinstance(out, Mapping):
+                raise TypeError(f"out must be a mapping, got {type(out).__name__}.")
+            names = [entry.name for entry in self._entries if entry.name is not None]
+            _updates.require_names(out, names, "out", "the layout")
+        result = {}
+        for entry in self._floating():
+            array = None
+            if out is not None:
+                array = out if entry.name is None else out[entry.name]
+            result[entry.name] = _updates.output(array, entry)
+        return result
+
+    def _spec(self) -> tuple[Any, ...]:
+        return tuple(self._entries), self._is_mapping, self._nonfinite, self._integers
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Canonical: the same bytes for every history that leads to the same sums.
+        return {"spec": self._spec(), "sums": self._sum.serialize(), "other": dict(self._other)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        entries, self._is_mapping, self._nonfinite, self._integers = state["spec"]
+        self._entries = list(entries)
+        self._sum = self._new_sum()
+        self._sum.deserialize(state["sums"])
+        self._other = dict(state["other"])
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        size = sum(entry.size for entry in self._entries)
+        return (
+            f"StreamingMean({size} coordinates, count={self.count}, "
+            f"total_weight={self.total_weight:g})"
+        )
+
+
+def _entries_of(like: Any) -> tuple[list[_Entry], bool]:
+    if isinstance(like, FlatLayout):
+        rows = zip(like.names, like.dtypes, like.shapes, strict=True)
+        return [
+            _Entry(name, like.kind, dtype, shape, int(np.prod(shape, dtype=np.int64)))
+            for name, dtype, shape in rows
+        ], True
+    if isinstance(like, Mapping):
+        described = {name: describe(value, f"like[{name!r}]") for name, value in like.items()}
+        return [_Entry(name, *buffer[2:6]) for name, buffer in described.items()], True
+    return [_Entry(None, *describe(like, "like")[2:6])], False
+
+
+def _difference(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> str:
+    labels = ("entries", "is_mapping", "nonfinite", "integers")
+    return ", ".join(
+        f"{label} {b!r} instead of {a!r}"
+        for label, a, b in zip(labels, ours, theirs, strict=True)
+        if a != b
+    )
