@@ -24,7 +24,7 @@ from fedbench.algorithms import (
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
-from fedbench.reproducibility import check_level, torch_generator
+from fedbench.reproducibility import level_or_default, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
     positive,
@@ -72,7 +72,8 @@ class Simulation:
     seed : int
         Root of the random streams of this run: model initialisation, cohorts, clients. The data
         and their partition belong to the workload and do not change with it.
-    reproducibility : {"L1", "L0"}
+    reproducibility : {"L1", "L0"}, optional
+        By default the environment variable ``FEDBENCH_REPRODUCIBILITY``, or else ``"L1"``.
         With ``"L1"`` every client task has its own random streams and the results are bitwise
         the same on every backend, worker count and completion order. With ``"L0"`` clients draw
         from the process's global generators.
@@ -118,7 +119,7 @@ class Simulation:
         executor: str | Executor = "sequential",
         workers: int | None = None,
         seed: int = 0,
-        reproducibility: str = "L1",
+        reproducibility: str | None = None,
         cohort_size: int | None = None,
         check_enclosure: bool = False,
         observer: Observer | None = None,
@@ -126,7 +127,7 @@ class Simulation:
     ) -> None:
         self.workload = resolve_workload(workload)
         self.seed = seed
-        self.level = check_level(reproducibility)
+        self.level = level_or_default(reproducibility)
         self.algorithm = resolve_algorithm(algorithm, self.workload)
         self.dataset = self.workload.dataset()
         self.cohort_size = checked_cohort(
@@ -309,7 +310,7 @@ class Simulation:
             ClientTask(self._side),
             items,
             broadcast=down,
-            costs=[self.dataset.client_size(item.position) for item in items],
+            costs=self._costs(items),
         )
         for item, result in zip(items, results, strict=True):
             trained = {"state": result.state, "metrics": dict(result.metrics)}
@@ -359,6 +360,15 @@ class Simulation:
     def state_digest(self) -> str:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
         return digest_of(self.server, self.client_states)
+
+    def _costs(self, items: list[ClientItem]) -> list[int] | None:
+        """Return samples per client: the largest clients start first.
+
+        None at L0, where clients draw from one generator and have to keep their order.
+        """
+        if self.level == "L0":
+            return None
+        return [self.dataset.client_size(item.position) for item in items]
 
     def _state_of(self, client_id: int | str) -> dict[str, Any]:
         if not self.algorithm.stateful:
