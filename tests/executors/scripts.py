@@ -50,10 +50,10 @@ class Program:
         assert found, self.process.stderr.read()
         self.descendants = psutil.Process(self.process.pid).children(recursive=True)
 
-    def finish(self):
+    def finish(self, within_s=GUARD_S):
         """Wait for the end; return exit code, standard output and standard error."""
         try:
-            out, err = self.process.communicate(self.code, timeout=GUARD_S)
+            out, err = self.process.communicate(self.code, timeout=within_s)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             out, err = self.process.communicate()

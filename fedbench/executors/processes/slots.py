@@ -20,8 +20,10 @@ SLOT_THRESHOLD = 64 * 1024
 
 _MAX_SLOTS = 4096
 """Slots per worker that may be held at once: each costs a memory mapping on both sides."""
-_KEPT_FREE = 8
-"""Free slots that stay warm for later results."""
+_KEPT_FREE = 3
+"""Free slots that stay warm at least: one to fill, one on its way, one with the caller."""
+_KEPT_FREE_BYTES = 64 * 2**20
+"""Bytes of free slots that stay warm beyond that."""
 
 
 class SlotWriter:
@@ -58,8 +60,11 @@ class SlotWriter:
     def free(self, numbers: list[int]) -> None:
         """Take back slots that the caller no longer looks at."""
         self._free += numbers
-        while len(self._free) > _KEPT_FREE:
-            self._discard(self._free.pop(0))
+        num_bytes = sum(self._slots[number].extent.length for number in self._free)
+        while len(self._free) > _KEPT_FREE and num_bytes > _KEPT_FREE_BYTES:
+            number = self._free.pop(0)
+            num_bytes -= self._slots[number].extent.length
+            self._discard(number)
 
     def _take(self, length: int) -> int | None:
         fitting = [number for number in self._free if length <= self._slots[number].extent.length]

@@ -1,0 +1,79 @@
+"""The contract of all executors, on every backend: ambient state."""
+
+import os
+import random
+import signal
+
+import numpy as np
+import torch
+
+from .tasks import square
+
+
+def ambient(item):
+    tiny = 5e-324
+    return (
+        torch.is_grad_enabled(),
+        str(torch.get_default_dtype()),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_inference_mode_enabled(),
+        tiny * float(1 + 0 * item) == 0.0,
+        float(torch.tensor(1e-310, dtype=torch.float64) * 1) == 0.0,
+        torch.get_num_threads(),
+    )
+
+
+def test_the_ambient_state_of_the_caller_holds_in_the_tasks(executor):
+    plain = (True, "torch.float32", "highest", False, False, False, False, False, 1)
+    assert set(executor.map(ambient, range(6))) == {plain}
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("high")
+        torch.use_deterministic_algorithms(True)
+        torch.set_flush_denormal(True)
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            found = set(executor.map(ambient, range(6)))
+    finally:
+        torch.set_flush_denormal(False)
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+        torch.set_default_dtype(torch.float32)
+    assert found == {(False, "torch.float64", "high", True, True, False, True, True, 1)}
+    with torch.inference_mode():
+        assert {values[5] for values in executor.map(ambient, range(6))} == {True}
+    assert set(executor.map(ambient, range(6))) == {plain}
+
+
+def parent_state():
+    return (
+        torch.get_num_threads(),
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),
+        random.getstate(),
+        signal.getsignal(signal.SIGINT),
+        dict(os.environ),
+    )
+
+
+def test_the_state_of_the_parent_is_left_alone(backend, new_executor):
+    before = parent_state()
+    executor = new_executor(intraop_threads=1)
+    executor.map(square, range(4))
+    executor.close()
+    assert parent_state() == before
+
+
+def test_intraop_threads_are_set_in_tasks_only(new_executor):
+    executor = new_executor(intraop_threads=2)
+    here = torch.get_num_threads()
+    seen = []
+    inside = executor.map(
+        lambda item: torch.get_num_threads(),
+        range(4),
+        on_result=lambda *_: seen.append(torch.get_num_threads()),
+    )
+    assert inside == [2] * 4
+    assert seen == [here] * 4
+    assert torch.get_num_threads() == here

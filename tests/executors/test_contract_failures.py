@@ -1,0 +1,134 @@
+"""The contract of all executors, on every backend: failures."""
+
+import threading
+import time
+
+import pytest
+
+from fedbench.errors import ClientTaskError
+
+from .tasks import Order, TwoArgumentError, fail_at_three, square
+
+
+def test_a_failing_task_is_named_with_its_traceback(executor):
+    with pytest.raises(ClientTaskError, match=r"client task 3 failed.*ZeroDivisionError") as caught:
+        executor.map(fail_at_three, range(8))
+    error = caught.value
+    assert error.index == 3
+    assert error.item == 3
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert "fail_at_three" in error.worker_traceback
+    assert executor.map(square, range(3)) == [0, 1, 4]
+
+
+def test_a_failing_task_is_named_by_its_client_id(executor):
+    def fail(item):
+        raise ValueError("bad data")
+
+    with pytest.raises(ClientTaskError, match=r"client task 0 \(client_id 17\)") as caught:
+        executor.map(fail, [Order(17)])
+    assert caught.value.item == 17
+
+
+def test_imap_raises_the_failure(executor):
+    iterator = executor.imap(fail_at_three, range(8))
+    with pytest.raises(ClientTaskError) as caught:
+        list(iterator)
+    assert caught.value.index == 3
+    assert executor.map(square, [3]) == [9]
+
+
+def test_the_lowest_failed_index_is_raised_and_the_others_are_listed(new_executor):
+    executor = new_executor()
+
+    def fail(item):
+        time.sleep(0.3 if item == 0 else 0.25)
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ClientTaskError) as caught:
+        executor.map(fail, range(6))
+    failed = [caught.value.index, *caught.value.other_failures]
+    assert failed == sorted(failed)
+    assert caught.value.index == 0
+    assert str(caught.value.__cause__) == "item 0"
+
+
+def test_no_more_tasks_start_after_a_failure(executor):
+    pulled = []
+
+    def items():
+        for item in range(10_000):
+            pulled.append(item)
+            yield item
+
+    with pytest.raises(ClientTaskError):
+        executor.map(fail_at_three, items())
+    assert len(pulled) < 200
+
+
+def test_every_task_failing_is_an_error(executor):
+    with pytest.raises(ClientTaskError):
+        executor.map(lambda item: 1 / 0, range(8))
+
+
+@pytest.mark.parametrize(
+    "make_error",
+    [
+        lambda: TwoArgumentError("this", "that"),
+        lambda: SystemExit(3),
+        lambda: GeneratorExit(),
+        lambda: StopIteration("early"),
+        lambda: OSError(2, "No such file", "data.npz"),
+        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    ],
+    ids=["two-arguments", "SystemExit", "GeneratorExit", "StopIteration", "OSError", "Unicode"],
+)
+def test_exceptions_of_any_kind_arrive(executor, make_error):
+    expected = make_error()
+
+    def fail(item):
+        raise make_error()
+
+    with pytest.raises(ClientTaskError) as caught:
+        executor.map(fail, range(2))
+    cause = caught.value.__cause__
+    assert type(cause) is type(expected)
+    assert cause.args == expected.args
+    assert executor.map(square, [3]) == [9]
+
+
+def test_an_exception_with_an_attribute_that_cannot_be_pickled_arrives(executor):
+    def fail(item):
+        error = TwoArgumentError("this", "that")
+        error.lock = threading.Lock()
+        raise error
+
+    with pytest.raises(ClientTaskError, match="TwoArgumentError: this and that") as caught:
+        executor.map(fail, range(2))
+    assert type(caught.value.__cause__) is TwoArgumentError
+    assert caught.value.__cause__.left == "this"
+    assert executor.map(square, [3]) == [9]
+
+
+def test_an_exception_of_a_class_made_in_the_task_arrives(executor):
+    def fail(item):
+        class OnlyThereError(Exception):
+            pass
+
+        raise OnlyThereError("made in the task")
+
+    with pytest.raises(ClientTaskError, match="OnlyThereError: made in the task") as caught:
+        executor.map(fail, range(2))
+    assert type(caught.value.__cause__).__name__ in {"OnlyThereError", "RemoteError"}
+
+
+def test_a_generator_that_raises_ends_the_map_with_its_error(executor):
+    def items():
+        yield from range(5)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        executor.map(square, items())
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(executor.imap(square, items()))
+    assert executor.map(square, [3]) == [9]

@@ -1,0 +1,179 @@
+"""Faults injected on purpose: workers that die, hang or are replaced."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from fedbench.errors import ClientTaskError, ExecutorError, TaskTimeoutError, WorkerDiedError
+from fedbench.executors import make_executor
+
+from .scripts import wait_until
+from .tasks import ExactSum, square
+
+ENDS = {
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL, "killed by SIGKILL"),
+    "segfault": (lambda: ctypes.string_at(0), -signal.SIGSEGV, "killed by SIGSEGV"),
+    "exit 0": (lambda: os._exit(0), 0, "ended with exit code 0"),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_lost_worker_is_named_and_the_executor_stays_usable(shared, kind):
+    end, exitcode, words = ENDS[kind]
+
+    def task(item):
+        if item == 2:
+            end()
+        return item
+
+    with pytest.raises(WorkerDiedError, match=rf"{words} while it ran client task 2") as caught:
+        shared.map(task, range(8))
+    error = caught.value
+    assert (error.index, error.item, error.exitcode) == (2, 2, exitcode)
+    assert isinstance(error.pid, int)
+    assert shared.map(square, range(8)) == [item * item for item in range(8)]
+
+
+def test_a_lost_worker_in_a_batch_of_tiny_tasks_is_named(shared):
+    shared.map(square, range(500))  # lets the batches grow
+
+    def task(item):
+        if item == 333:
+            os._exit(3)
+        return item
+
+    with pytest.raises(WorkerDiedError) as caught:
+        shared.map(task, range(1000))
+    assert caught.value.index == 333
+
+
+@pytest.mark.parametrize("how", ["map", "imap", "map_reduce"])
+def test_retries_run_lost_tasks_again(processes, tmp_path, how):
+    executor = processes(retries=1)
+
+    def task(item):
+        marker = tmp_path / f"{item}"
+        if item in (2, 9) and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item if how != "map_reduce" else ((item,), item)
+
+    if how == "map":
+        assert executor.map(task, range(16)) == list(range(16))
+    elif how == "imap":
+        assert list(executor.imap(task, range(16))) == list(range(16))
+    else:
+        reports = []
+        total = executor.map_reduce(
+            task, range(16), ExactSum(), on_result=lambda index, report: reports.append(index)
+        )
+        assert (total.total, total.count) == (sum(range(16)), 16)
+        assert sorted(reports) == list(range(16))  # each once, although some ran twice
+
+
+def test_retries_are_bounded(processes):
+    executor = processes(retries=2)
+    with pytest.raises(WorkerDiedError, match="client task 1"):
+        executor.map(lambda item: os._exit(1) if item == 1 else item, range(4))
+
+
+def test_a_worker_killed_between_maps_is_replaced(shared):
+    victims = shared.map(lambda item: time.sleep(0.05) or os.getpid(), range(8))
+    for pid in set(victims):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(psutil.pid_exists(pid) and not zombie(pid) for pid in set(victims)))
+    survivors = shared.map(lambda item: os.getpid(), range(8))
+    assert not set(victims) & set(survivors)
+
+
+def zombie(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_worker_killed_after_it_folded_costs_nothing_but_time(processes):
+    executor = processes(retries=1)
+    pids = set(executor.map(lambda item: time.sleep(0.05) or os.getpid(), range(8)))
+    done = []
+
+    def on_result(index, report):
+        done.append(index)
+        if len(done) == 10:
+            os.kill(min(pids), signal.SIGKILL)
+
+    total = executor.map_reduce(
+        lambda item: ((item,), None), range(40), ExactSum(), on_result=on_result
+    )
+    assert (total.total, total.count) == (sum(range(40)), 40)
+    assert sorted(done) == list(range(40))
+
+
+def test_a_task_out_of_memory_is_an_error(shared):
+
+    def task(item):
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
+        if item == 1:
+            return bytearray(64 << 30)
+        return item
+
+    with pytest.raises((ClientTaskError, WorkerDiedError)) as caught:
+        shared.map(task, range(4))
+    assert caught.value.index == 1
+
+
+def test_workers_that_cannot_start_are_an_error(processes, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ExecutorError, match="ended with exit code 1 while it started"):
+        processes()
+
+
+def test_an_interpreter_that_does_not_exist_is_an_error(processes, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(ExecutorError, match="could not be started"):
+        processes()
+
+
+def test_a_late_task_is_ended_and_named(processes):
+    executor = processes(timeout=0.5)
+    with pytest.raises(TaskTimeoutError, match=r"client task 2 ran longer than"):
+        executor.map(lambda item: time.sleep(600 if item == 2 else 0), range(8))
+    assert executor.map(square, range(3)) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("backend", ["sequential", "threads"])
+def test_backends_that_cannot_end_a_task_refuse_a_timeout(backend):
+    with pytest.raises(ValueError, match=r"timeout must be None.*cannot"):
+        make_executor(backend, timeout=1.0)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf")])
+def test_bad_timeouts_are_refused(timeout):
+    with pytest.raises(ValueError, match="timeout must be a positive finite number"):
+        make_executor("processes", timeout=timeout)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_are_recycled(processes, workers):
+    executor = processes(workers, recycle_after=2)
+    pids = executor.map(lambda item: os.getpid(), range(10))
+    assert len(pids) == 10
+    assert max(pids.count(pid) for pid in pids) <= 2
+
+
+def test_results_outlive_their_recycled_worker(processes):
+    executor = processes(1, recycle_after=1)
+    results = []
+    for result in executor.imap(lambda item: torch.full((100_000,), float(item)), range(4)):
+        time.sleep(0.05)
+        results.append(result)
+    executor.close()
+    assert all(result.eq(item).all() for item, result in enumerate(results))

@@ -1,0 +1,108 @@
+"""Memory stays flat over many rounds, in the caller and in the workers."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from fedbench.executors import make_executor
+
+BACKENDS = ["sequential", "threads", "processes"]
+
+
+def open_executor(backend):
+    return make_executor(backend, None if backend == "sequential" else 2)
+
+
+def memory_mb():
+    """Return the proportional set size of this process and its children, in MB."""
+    total = 0
+    this = psutil.Process()
+    for process in [this, *this.children(recursive=True)]:
+        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1])
+    return total / 1024
+
+
+def rounds(executor, num_rounds, num_clients, size):
+    """Run rounds that keep one model and nothing else; return the memory after each."""
+    model = torch.zeros(size)
+    after = []
+    for _ in range(num_rounds):
+        updates = executor.imap(
+            lambda broadcast, client: broadcast + 1.0, range(num_clients), broadcast=model
+        )
+        total = torch.zeros(size)
+        for update in updates:
+            total += update
+        model = total / num_clients
+        after.append(memory_mb())
+    assert model.eq(num_rounds).all()
+    return after
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_is_flat_over_rounds(backend):
+    with open_executor(backend) as executor:
+        after = rounds(executor, 25, 6, 1_000_000)
+    assert after[-1] < after[5] + 30  # one update is 4 MB; 25 rounds hold 600 MB of them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_is_flat_over_fifty_rounds_of_a_large_model(backend):
+    with open_executor(backend) as executor:
+        after = rounds(executor, 50, 8, 11_700_000)
+    assert after[-1] < 1.05 * max(after[4:8])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_of_temporaries_is_given_back_or_used_again(backend):
+    def task(item):
+        return float(torch.ones(25_000_000).mul_(2).mean())
+
+    with open_executor(backend) as executor:
+        after = []
+        for _ in range(50):
+            assert executor.map(task, range(8)) == [2.0] * 8
+            after.append(memory_mb())
+    assert after[-1] < 1.05 * max(after[4:8])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_is_flat_while_lists_of_results_come_and_go(backend):
+    with open_executor(backend) as executor:
+        after = []
+        for _ in range(12):
+            results = executor.map(lambda item: torch.full((500_000,), float(item)), range(12))
+            assert [float(result[-1]) for result in results] == list(range(12))
+            after.append(memory_mb())
+            del results
+    assert after[-1] < after[4] + 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_endless_generator_of_large_items_is_pulled_with_a_bound(backend):
+    """A million arrays of a megabyte are offered, a few hundred taken."""
+    pulled = []
+
+    def items():
+        for number in range(1_000_000):
+            pulled.append(number)
+            yield np.full(131_072, number, dtype=np.float64)
+
+    with open_executor(backend) as executor:
+        results = executor.imap(lambda item: float(item.mean()), items())
+        for taken, result in enumerate(itertools.islice(results, 300)):
+            assert result == taken
+            assert len(pulled) <= taken + 1 + 4 * executor.workers
+            if taken == 100:
+                before = memory_mb()
+        assert memory_mb() < before + 50
+        results.close()
