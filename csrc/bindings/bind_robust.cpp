@@ -34,7 +34,7 @@ OrderStatistic statistic_named(const std::string& name, int clients, int paramet
 }
 
 // rows[s * clients + k] is segment s of client k.
-void order_statistic_into(const std::string& statistic, int parameter, int clients,
+bool order_statistic_into(const std::string& statistic, int parameter, int clients,
                           const py::list& rows, const std::vector<std::size_t>& sizes,
                           const std::vector<int>& dtype_codes, const py::list& outs) {
     const std::vector<const void*> inputs = input_addresses(rows);
@@ -47,11 +47,13 @@ void order_statistic_into(const std::string& statistic, int parameter, int clien
     require_count("dtypes", dtypes.size(), sizes.size());
     require_count("outs", outputs.size(), sizes.size());
     const py::gil_scoped_release no_gil;
+    bool finite = true;
     for (std::size_t s = 0; s < sizes.size(); ++s) {
-        order_statistic(inputs.data() + s * static_cast<std::size_t>(clients),
-                        statistic_named(statistic, clients, parameter, dtypes[s]), sizes[s],
-                        outputs[s]);
+        finite &= order_statistic(inputs.data() + s * static_cast<std::size_t>(clients),
+                                  statistic_named(statistic, clients, parameter, dtypes[s]),
+                                  sizes[s], outputs[s]);
     }
+    return finite;
 }
 
 std::vector<PairSegment> pair_segments(const py::list& a, const py::list& b,
@@ -96,7 +98,7 @@ py::bytes exact_squared_distance_of(const py::list& a, const py::list& b,
 void bind_robust(py::module_& m) {
     m.def("order_statistic", &order_statistic_into, py::arg("statistic"), py::arg("parameter"),
           py::arg("clients"), py::arg("rows"), py::arg("sizes"), py::arg("dtypes"), py::arg("outs"),
-          "Coordinate-wise statistic over the clients of every segment.");
+          "Coordinate-wise statistic of every segment; returns whether all was finite.");
     m.def("squared_distance", &squared_distance_of, py::arg("a"), py::arg("b"), py::arg("sizes"),
           py::arg("dtypes"),
           "Squared distance in float64, to the origin where `b` is empty; the same everywhere.");

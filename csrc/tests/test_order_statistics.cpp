@@ -124,13 +124,17 @@ void check_all(int clients, std::size_t size, std::size_t misalignment, DType dt
                statistic.first, "kept", statistic.size, isa_name(level), "dtype",
                static_cast<int>(dtype));
         GuardedBuffer<unsigned char> out(size * item, misalignment);
-        order_statistic(addresses.data(), statistic, size, out.address(), level);
+        const bool finite =
+            order_statistic(addresses.data(), statistic, size, out.address(), level);
         CHECK(out.intact());
+        bool expect_finite = true;
         for (std::size_t i = 0; i < size; ++i) {
             std::vector<double> column;
             for (const void* row : addresses) column.push_back(load_element(dtype, row, i));
+            for (const double value : column) expect_finite = expect_finite && std::isfinite(value);
             CHECK(same_bits(load_element(dtype, out.address(), i), reference(column, statistic)));
         }
+        CHECK_EQUAL(finite, expect_finite);
     }
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -264,13 +265,13 @@ class OrderStatisticJob {
         return static_cast<std::size_t>(rows) * kTileLanes<T> * sizeof(T);
     }
 
-    void run(const T* const* rows, std::size_t begin, std::size_t end, T* out,
-             void* scratch) const {
-        kernel_(rows, statistic_, plan_, begin, end, out, scratch);
+    [[nodiscard]] bool run(const T* const* rows, std::size_t begin, std::size_t end, T* out,
+                           void* scratch) const {
+        return kernel_(rows, statistic_, plan_, begin, end, out, scratch);
     }
 
   private:
-    using Kernel = void (*)(const T* const*, const OrderStatistic&, const NetworkPlan&, std::size_t,
+    using Kernel = bool (*)(const T* const*, const OrderStatistic&, const NetworkPlan&, std::size_t,
                             std::size_t, T*, void*);
     OrderStatistic statistic_;
     Kernel kernel_;
@@ -279,20 +280,23 @@ class OrderStatisticJob {
 
 // The statistic of each coordinate of float or double rows.
 template <class T>
-void order_statistic_wide(const void* const* rows, const OrderStatistic& statistic,
+bool order_statistic_wide(const void* const* rows, const OrderStatistic& statistic,
                           std::size_t size, void* out, IsaLevel isa) {
     const OrderStatisticJob<T> job(statistic, isa);
     const auto traffic = static_cast<std::size_t>(statistic.clients + 1) * size * sizeof(T);
     std::vector<const T*> typed;
     for (int k = 0; k < statistic.clients; ++k) typed.push_back(static_cast<const T*>(rows[k]));
+    std::atomic<bool> finite = true;
     parallel_for(size, 1024, traffic, [&](std::size_t begin, std::size_t end) {
         const Scratch scratch(job.scratch_bytes());
-        job.run(typed.data(), begin, end, static_cast<T*>(out), scratch.data());
+        if (!job.run(typed.data(), begin, end, static_cast<T*>(out), scratch.data()))
+            finite.store(false, std::memory_order_relaxed);
     });
+    return finite.load();
 }
 
 // The same for float16 and bfloat16: a strip of every row is widened, exactly, to float.
-inline void order_statistic_narrow(const void* const* rows, OrderStatistic statistic,
+inline bool order_statistic_narrow(const void* const* rows, OrderStatistic statistic,
                                    std::size_t size, void* out, IsaLevel isa) {
     constexpr std::size_t strip = 256;
     const DType dtype = statistic.dtype;
@@ -301,6 +305,7 @@ inline void order_statistic_narrow(const void* const* rows, OrderStatistic stati
         statistic = {Statistic::trimmed_mean, statistic.clients, statistic.first_middle(), 2,
                      dtype};
     const OrderStatisticJob<float> job(statistic, isa);
+    std::atomic<bool> finite = true;
     parallel_for(size, strip, (clients + 1) * size * 2, [&](std::size_t begin, std::size_t end) {
         const Scratch scratch(job.scratch_bytes());
         std::vector<float> widened(clients * strip);
@@ -313,7 +318,8 @@ inline void order_statistic_narrow(const void* const* rows, OrderStatistic stati
                 for (std::size_t j = 0; j < count; ++j)
                     widened[k * strip + j] =
                         static_cast<float>(load_element(dtype, rows[k], i + j));
-            job.run(pointers.data(), 0, count, result, scratch.data());
+            if (!job.run(pointers.data(), 0, count, result, scratch.data()))
+                finite.store(false, std::memory_order_relaxed);
             for (std::size_t j = 0; j < count; ++j) {
                 const auto bits = std::bit_cast<std::uint32_t>(result[j]);
                 store_unaligned(out, i + j,
@@ -322,19 +328,19 @@ inline void order_statistic_narrow(const void* const* rows, OrderStatistic stati
             }
         }
     });
+    return finite.load();
 }
 
 // The statistic of each coordinate of `rows` (one address per client, elements of
 // `statistic.dtype`, any alignment), split over threads. 1 <= clients < 2^24; `out` may not
-// overlap the rows.
-inline void order_statistic(const void* const* rows, const OrderStatistic& statistic,
+// overlap the rows. Returns whether all values were finite.
+inline bool order_statistic(const void* const* rows, const OrderStatistic& statistic,
                             std::size_t size, void* out, IsaLevel isa = active_isa()) {
     if (statistic.dtype == DType::float64)
-        order_statistic_wide<double>(rows, statistic, size, out, isa);
-    else if (statistic.dtype == DType::float32)
-        order_statistic_wide<float>(rows, statistic, size, out, isa);
-    else
-        order_statistic_narrow(rows, statistic, size, out, isa);
+        return order_statistic_wide<double>(rows, statistic, size, out, isa);
+    if (statistic.dtype == DType::float32)
+        return order_statistic_wide<float>(rows, statistic, size, out, isa);
+    return order_statistic_narrow(rows, statistic, size, out, isa);
 }
 
 }  // namespace fedbench

@@ -55,15 +55,43 @@ FEDBENCH_INLINE void store(Pointer target, const V& vector) {
     std::memcpy(target, &vector, sizeof vector);
 }
 
-// Loads one vector of values as keys and marks the lanes that hold NaN.
+// Loads one vector of values as keys and marks the lanes that hold NaN or an infinity.
 template <class T>
 FEDBENCH_INLINE void load_keys(const T* source, typename Lanes<T>::Keys& keys,
-                               typename Lanes<T>::Keys& nan) {
+                               typename Lanes<T>::Keys& special) {
     typename Lanes<T>::Values values;
     load(values, source);
-    nan |= values != values;
+    const typename Lanes<T>::Values nothing = values - values;
+    special |= nothing != nothing;
     std::memcpy(&keys, &values, sizeof keys);
     swap_order(keys);
+}
+
+template <class Bits>
+FEDBENCH_INLINE bool any_set(const Bits& mask) {
+    std::uint64_t words[sizeof mask / 8];
+    std::memcpy(words, &mask, sizeof mask);
+    std::uint64_t any = 0;
+    for (const std::uint64_t word : words) any |= word;
+    return any != 0;
+}
+
+// Turns the mark of lanes that are not finite into that of lanes with NaN, by a second look at the
+// keys; returns whether there is anything to mark.
+template <class T>
+FEDBENCH_INLINE bool mark_nan(const typename Lanes<T>::Keys* keys, int clients, std::size_t stride,
+                              typename Lanes<T>::Keys& special) {
+    using Keys = typename Lanes<T>::Keys;
+    if (!any_set(special)) return false;
+    special = Keys{};
+    for (int k = 0; k < clients; ++k) {
+        Keys bits = keys[static_cast<std::size_t>(k) * stride];
+        swap_order(bits);
+        typename Lanes<T>::Values values;
+        std::memcpy(&values, &bits, sizeof values);
+        special |= values != values;
+    }
+    return true;
 }
 
 // The mean of the two middle values, rounded once; an exact zero is +0 as in every mean, and with
@@ -361,12 +389,13 @@ FEDBENCH_INLINE void finish(const typename Lanes<T>::Key* sorted, std::size_t st
 // ---- few clients: one network, all in registers ----------------------------------------------
 
 template <class T, int K>
-FEDBENCH_INLINE void small_group(const T* const* rows, std::size_t at,
+FEDBENCH_INLINE bool small_group(const T* const* rows, std::size_t at,
                                  const OrderStatistic& statistic, T* out) {
     using Keys = typename Lanes<T>::Keys;
     Keys nan = {};
     Keys v[K];
     for (int k = 0; k < K; ++k) load_keys(rows[k] + at, v[k], nan);
+    const bool finite = !mark_nan<T>(v, K, 1, nan);
     sort_in_registers<K>(v);
     if (statistic.kind == Statistic::median) {
         Keys high = v[K / 2];
@@ -376,19 +405,21 @@ FEDBENCH_INLINE void small_group(const T* const* rows, std::size_t at,
         for (int k = 0; k < K; ++k) store(sorted + k * Lanes<T>::count, v[k]);
         finish<T>(sorted, Lanes<T>::count, 1, statistic, &nan, out);
     }
+    return finite;
 }
 
 template <class T, int K>
-void few_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
+bool few_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
                  std::size_t end, T* out) {
     constexpr std::size_t count = Lanes<T>::count;
+    bool finite = true;
     std::size_t i = begin;
     for (; i + count <= end; i += count) {
         if (i % 16 < count)
             for (int k = 0; k < K; ++k) __builtin_prefetch(rows[k] + i + 512 / sizeof(T));
-        small_group<T, K>(rows, i, statistic, out + i);
+        finite &= small_group<T, K>(rows, i, statistic, out + i);
     }
-    if (i == end) return;
+    if (i == end) return finite;
     T padded[K][count] = {};
     const T* tail[K];
     for (int k = 0; k < K; ++k) {
@@ -396,8 +427,9 @@ void few_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
         tail[k] = padded[k];
     }
     T result[count];
-    small_group<T, K>(tail, 0, statistic, result);
+    finite &= small_group<T, K>(tail, 0, statistic, result);
     std::memcpy(out + i, result, (end - i) * sizeof(T));
+    return finite;
 }
 
 // ---- more clients: a plan of network pieces over a tile in the cache --------------------------
@@ -450,7 +482,7 @@ void run_plan(const NetworkPlan& plan, typename Lanes<T>::Keys* tile) {
 
 // Loads up to one tile of columns; lanes past `count` are zero.
 template <class T>
-FEDBENCH_INLINE void load_tile(const T* const* rows, int clients, std::size_t at, std::size_t count,
+FEDBENCH_INLINE bool load_tile(const T* const* rows, int clients, std::size_t at, std::size_t count,
                                typename Lanes<T>::Keys* tile, typename Lanes<T>::Keys* nan) {
     constexpr int C = Tile<T>::vectors;
     constexpr int lanes = Lanes<T>::count;
@@ -467,10 +499,13 @@ FEDBENCH_INLINE void load_tile(const T* const* rows, int clients, std::size_t at
         }
         for (int c = 0; c < C; ++c) load_keys(source + c * lanes, tile[k * C + c], nan[c]);
     }
+    bool finite = true;
+    for (int c = 0; c < C; ++c) finite &= !mark_nan<T>(tile + c, clients, C, nan[c]);
+    return finite;
 }
 
 template <class T>
-void many_clients(const T* const* rows, const NetworkPlan& plan, const OrderStatistic& statistic,
+bool many_clients(const T* const* rows, const NetworkPlan& plan, const OrderStatistic& statistic,
                   std::size_t begin, std::size_t end, T* out, void* scratch) {
     using Keys = typename Lanes<T>::Keys;
     using Key = typename Lanes<T>::Key;
@@ -478,22 +513,24 @@ void many_clients(const T* const* rows, const NetworkPlan& plan, const OrderStat
     auto* tile = static_cast<Keys*>(scratch);
     Keys nan[C];
     alignas(32) T result[Tile<T>::lanes];
+    bool finite = true;
     // The rows past the clients sort behind every value, so no step ever changes them.
     for (int k = statistic.clients * C; k < plan.rows * C; ++k)
         tile[k] = Keys{} + std::numeric_limits<Key>::max();
     for (std::size_t i = begin; i < end; i += Tile<T>::lanes) {
         const std::size_t count = end - i < Tile<T>::lanes ? end - i : Tile<T>::lanes;
-        load_tile<T>(rows, statistic.clients, i, count, tile, nan);
+        finite &= load_tile<T>(rows, statistic.clients, i, count, tile, nan);
         run_plan<T>(plan, tile);
         finish<T>(reinterpret_cast<const Key*>(tile), Tile<T>::lanes, C, statistic, nan, result);
         std::memcpy(out + i, result, count * sizeof(T));
     }
+    return finite;
 }
 
 // ---- any number of clients: partition one column at a time -----------------------------------
 
 template <class T>
-void any_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
+bool any_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
                  std::size_t end, T* out, void* scratch) {
     using Keys = typename Lanes<T>::Keys;
     using Key = typename Lanes<T>::Key;
@@ -505,9 +542,10 @@ void any_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
     Key* column = keys + clients * lanes;
     Keys nan[C];
     alignas(32) T result[lanes];
+    bool finite = true;
     for (std::size_t i = begin; i < end; i += lanes) {
         const std::size_t count = end - i < lanes ? end - i : lanes;
-        load_tile<T>(rows, statistic.clients, i, count, tile, nan);
+        finite &= load_tile<T>(rows, statistic.clients, i, count, tile, nan);
         for (std::size_t lane = 0; lane < count; ++lane) {
             for (std::size_t k = 0; k < clients; ++k) column[k] = keys[k * lanes + lane];
             partition_column(column, statistic);
@@ -516,10 +554,11 @@ void any_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
         finish<T>(keys, lanes, C, statistic, nan, result);
         std::memcpy(out + i, result, count * sizeof(T));
     }
+    return finite;
 }
 
 template <class T>
-using FewClients = void (*)(const T* const*, const OrderStatistic&, std::size_t, std::size_t, T*);
+using FewClients = bool (*)(const T* const*, const OrderStatistic&, std::size_t, std::size_t, T*);
 
 template <class T, int... I>
 FewClients<T> few_clients_kernel(int clients, std::integer_sequence<int, I...>) {
@@ -527,18 +566,20 @@ FewClients<T> few_clients_kernel(int clients, std::integer_sequence<int, I...>) 
     return kernels[clients - 1];
 }
 
+// The statistic of [begin, end); returns whether all values there were finite.
 template <class T>
-void order_statistic_range(const T* const* rows, const OrderStatistic& statistic,
+bool order_statistic_range(const T* const* rows, const OrderStatistic& statistic,
                            const NetworkPlan& plan, std::size_t begin, std::size_t end, T* out,
                            void* scratch) {
     constexpr int few = kMaxClientsInRegisters<T>;
-    if (statistic.clients <= few)
-        few_clients_kernel<T>(statistic.clients, std::make_integer_sequence<int, few>{})(
-            rows, statistic, begin, end, out);
-    else if (!plan.steps.empty())
-        many_clients<T>(rows, plan, statistic, begin, end, out, scratch);
-    else
-        any_clients<T>(rows, statistic, begin, end, out, scratch);
+    if (statistic.clients <= few) {
+        const auto kernel =
+            few_clients_kernel<T>(statistic.clients, std::make_integer_sequence<int, few>{});
+        return kernel(rows, statistic, begin, end, out);
+    }
+    if (!plan.steps.empty())
+        return many_clients<T>(rows, plan, statistic, begin, end, out, scratch);
+    return any_clients<T>(rows, statistic, begin, end, out, scratch);
 }
 
 }  // namespace fedbench::FEDBENCH_ISA::ranks

@@ -1,0 +1,22 @@
+"""What sparse and quantised updates share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedbench.aggregation._arrays import FLOATING, Buffer, describe, empty, output_buffer
+
+
+def floats(value: Any, where: str) -> Buffer:
+    """Return `value` as a buffer of floats."""
+    buffer = describe(value, where)
+    if buffer.dtype not in FLOATING:
+        raise TypeError(f"{where} must have a floating dtype, got {buffer.dtype}.")
+    return buffer
+
+
+def result_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str) -> Buffer:
+    """Return the buffer of `out`, checked, or of fresh memory."""
+    if out is None:
+        return describe(empty(kind, shape, dtype), "out")
+    return output_buffer(out, kind, shape, dtype, "out")

@@ -1,0 +1,209 @@
+"""Updates as 8-bit integers with a scale, and their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbench._native import core
+from fedbench.aggregation import _weights
+from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, describe, require_disjoint
+from fedbench.aggregation._compressed import floats, result_buffer
+from fedbench.errors import LayoutError, NonFiniteError
+
+__all__ = ["QuantizedUpdate", "quantize", "quantized_mean"]
+
+_LARGEST = 127  # of int8, and of its opposite
+
+
+@dataclass(frozen=True)
+class QuantizedUpdate:
+    """An update as 8-bit integers: ``scale * values``.
+
+    Parameters
+    ----------
+    values : array of int8, any shape
+    scale : float
+        Finite and not negative.
+    """
+
+    values: Any
+    scale: float
+
+
+def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUpdate:
+    """Quantise an update to 8-bit integers with one scale.
+
+    The scale is the largest magnitude over 127, rounded to float32. Values are rounded to the
+    nearest multiple of it (ties to even), or, with `rng`, to one of the two neighbours at random so
+    that the expectation is the value [1]_.
+
+    Parameters
+    ----------
+    update : array of floats, any shape
+        A numpy array or torch CPU tensor; finite.
+    rng : numpy.random.Generator, optional
+        Makes the rounding stochastic.
+
+    Returns
+    -------
+    QuantizedUpdate
+        Of the library and shape of `update`.
+
+    Raises
+    ------
+    NonFiniteError
+        If `update` is not finite.
+    TypeError
+        If `update` is not an array of floats.
+
+    Notes
+    -----
+    Determinism: a function of the update, and of the state of `rng`.
+
+    References
+    ----------
+    .. [1] Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD: Communication-Efficient SGD via
+       Gradient Quantization and Encoding", NeurIPS 2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedbench import aggregation
+    >>> aggregation.quantize(np.float32([-127, 1.4, 63.5]))
+    QuantizedUpdate(values=array([-127,    1,   64], dtype=int8), scale=1.0)
+    """
+    buffer = floats(update, "update")
+    wide = _as_float64(buffer)
+    if not np.isfinite(wide).all():
+        raise NonFiniteError("update must be finite to be quantised. Leave out such a client.")
+    largest = float(np.abs(wide).max(initial=0.0))
+    scale = float(np.float32(largest / _LARGEST))
+    if scale == 0.0:
+        steps = np.zeros(wide.shape)
+    elif rng is None:
+        steps = np.rint(wide / scale)
+    else:
+        steps = np.floor(wide / scale + rng.random(wide.shape))
+    values = np.clip(steps, -_LARGEST, _LARGEST).astype(np.int8).reshape(buffer.shape)
+    if buffer.kind == "numpy":
+        return QuantizedUpdate(values, scale)
+    import torch
+
+    return QuantizedUpdate(torch.from_numpy(values), scale)
+
+
+def quantized_mean(
+    updates: Sequence[QuantizedUpdate],
+    weights: Any = None,
+    *,
+    total_weight: float | None = None,
+    out: Any = None,
+) -> Any:
+    r"""Weighted mean of quantised updates in float32, rounded once.
+
+    Per coordinate the real number :math:`\sum_k c_k q_k / \sum_k w_k`, rounded once to float32,
+    with :math:`c_k = w_k s_k` rounded to float64 (exact for scales that are float32 values, as
+    :func:`quantize` makes them, and integer weights below 2\ :sup:`29`).
+
+    Parameters
+    ----------
+    updates : sequence of QuantizedUpdate
+        One per client, of one shape and library. Never modified.
+    weights : sequence of K numbers, optional
+        As for :func:`mean`.
+    total_weight : float, optional
+        As for :func:`mean`.
+    out : array of float32, optional
+        Where to write; contiguous, of the updates' shape.
+
+    Returns
+    -------
+    array of float32
+        Of the library and shape of the updates.
+
+    Raises
+    ------
+    ValueError
+        If a scale is negative or not finite (the message names the client), or an option does not
+        fit.
+    TypeError
+        If an update is not a QuantizedUpdate of int8 values.
+    LayoutError
+        If updates differ in shape or library.
+
+    Notes
+    -----
+    Time: one pass over the 8-bit values. Memory: the result.
+    Determinism: as for :func:`mean`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedbench import aggregation
+    >>> a = aggregation.QuantizedUpdate(np.int8([1, 2]), 0.5)
+    >>> b = aggregation.QuantizedUpdate(np.int8([3, -4]), 0.25)
+    >>> aggregation.quantized_mean([a, b], weights=[1, 3])
+    array([ 0.6875, -0.5   ], dtype=float32)
+    """
+    buffers = _quantized_buffers(updates)
+    values = _weights.client_weights(weights, len(buffers))
+    divisor = _weights.total(total_weight)
+    scales = np.array([_scale(update, k) for k, update in enumerate(updates)])
+    first = buffers[0]
+    buffer = result_buffer(out, first.kind, first.shape, "float32")
+    require_disjoint([("out", buffer)], buffers)
+    coefficients = values * scales
+    if not coefficients.any():
+        buffer.owner[...] = 0.0
+    else:
+        core.mean(
+            [b.handle for b in buffers],
+            [first.size],
+            [DTYPE_CODES["int8"]],
+            [buffer.handle],
+            [DTYPE_CODES["float32"]],
+            coefficients,
+            math.fsum(values.tolist()) if divisor is None else divisor,
+        )
+    return buffer.owner if out is None else out
+
+
+def _quantized_buffers(updates: Any) -> list[Buffer]:
+    buffers: list[Buffer] = []
+    for k, row in enumerate(updates):
+        if not isinstance(row, QuantizedUpdate):
+            raise TypeError(f"updates[{k}] must be a QuantizedUpdate, got {type(row).__name__}.")
+        buffer = describe(row.values, f"updates[{k}].values")
+        if buffer.dtype != "int8":
+            raise TypeError(f"updates[{k}].values must be int8, got {buffer.dtype}.")
+        buffers.append(buffer)
+        if buffer[2:5] != buffers[0][2:5]:
+            raise LayoutError(
+                f"updates[{k}] must be {buffers[0][2:5]} (library, dtype, shape) like client 0's, "
+                f"got {buffer[2:5]}."
+            )
+    if not buffers:
+        raise ValueError("updates must hold at least one client's update, got none.")
+    return buffers
+
+
+def _scale(update: QuantizedUpdate, client: int) -> float:
+    scale = float(update.scale)
+    if not 0.0 <= scale < math.inf:
+        raise ValueError(
+            f"scale must be finite and not negative, got {scale} from client {client}."
+        )
+    return scale
+
+
+def _as_float64(buffer: Buffer) -> npt.NDArray[np.float64]:
+    if buffer.kind == "numpy":
+        return np.asarray(buffer.owner, dtype=np.float64).reshape(-1)
+    wide: npt.NDArray[np.float64] = buffer.owner.double().reshape(-1).numpy()
+    return wide

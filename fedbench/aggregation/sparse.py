@@ -1,0 +1,255 @@
+"""Sparse updates, for example the largest coordinates, and their mean as a dense vector."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedbench._native import core
+from fedbench.aggregation import _weights
+from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, describe, require_disjoint
+from fedbench.aggregation._compressed import floats, result_buffer
+from fedbench.aggregation._robust import require_count
+from fedbench.aggregation._updates import require_policy
+from fedbench.errors import LayoutError, NonFiniteError
+
+__all__ = ["SparseUpdate", "sparse_mean", "top_k"]
+
+
+@dataclass(frozen=True)
+class SparseUpdate:
+    """Some coordinates of a flat update; all others are zero.
+
+    Parameters
+    ----------
+    indices : array of int32 or int64, shape ``(nnz,)``
+        Positions in ``[0, size)``, in any order (sorted ones are aggregated fastest). A position
+        may occur several times: its values add up.
+    values : array of floats, shape ``(nnz,)``
+        Of the same library as `indices`.
+    size : int
+        Length of the dense update.
+    """
+
+    indices: Any
+    values: Any
+    size: int
+
+
+def top_k(update: Any, k: int) -> SparseUpdate:
+    """Keep the `k` coordinates of largest magnitude.
+
+    Parameters
+    ----------
+    update : array of floats, any shape
+        A numpy array or torch CPU tensor without NaN.
+    k : int
+        From 0 to the size of the update.
+
+    Returns
+    -------
+    SparseUpdate
+        With increasing int64 indices into the flattened update. Of equal magnitudes, those with
+        the smaller index are kept, so the result is a function of the update alone [1]_.
+
+    Raises
+    ------
+    ValueError
+        If `k` is out of range.
+    TypeError
+        If `update` is not an array of floats.
+    NonFiniteError
+        If `update` holds NaN, whose magnitude has no place in the order.
+
+    References
+    ----------
+    .. [1] Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedbench import aggregation
+    >>> aggregation.top_k(np.float32([0.5, -3, 2, 0]), 2)
+    SparseUpdate(indices=array([1, 2]), values=array([-3.,  2.], dtype=float32), size=4)
+    """
+    buffer = floats(update, "update")
+    count = require_count("k", k, 0, buffer.size, f"The update has {buffer.size} coordinates.")
+    flat = buffer.owner.reshape(-1)
+    magnitude = _magnitudes(buffer)
+    if np.isnan(magnitude).any():
+        raise NonFiniteError("update must not hold NaN. Leave out such a client.")
+    if count == 0:
+        kept = np.empty(0, dtype=np.int64)
+    else:
+        threshold = np.partition(magnitude, buffer.size - count)[buffer.size - count]
+        above = np.flatnonzero(magnitude > threshold)
+        equal = np.flatnonzero(magnitude == threshold)[: count - len(above)]
+        kept = np.sort(np.concatenate([above, equal]))
+    if buffer.kind == "numpy":
+        return SparseUpdate(kept, flat[kept], buffer.size)
+    import torch
+
+    indices = torch.from_numpy(kept)
+    return SparseUpdate(indices, flat[indices], buffer.size)
+
+
+def sparse_mean(
+    updates: Sequence[SparseUpdate],
+    weights: Any = None,
+    *,
+    total_weight: float | None = None,
+    out: Any = None,
+    nonfinite: str = "raise",
+) -> Any:
+    r"""Weighted mean of sparse updates as a dense vector, rounded once.
+
+    The bits are those of :func:`mean` of the dense updates: a coordinate that a client does not
+    list counts as zero, one that it lists several times as the exact sum of its values.
+
+    Parameters
+    ----------
+    updates : sequence of SparseUpdate
+        One per client, of one size, library, value dtype (float32, float64, float16 or bfloat16)
+        and index dtype. Never modified.
+    weights : sequence of K numbers, optional
+        As for :func:`mean`.
+    total_weight : float, optional
+        As for :func:`mean`.
+    out : array, shape ``(size,)``, optional
+        Where to write; its content is unspecified after a `NonFiniteError`.
+    nonfinite : {"raise", "propagate", "drop"}, default "raise"
+        For NaN and infinities among the values, as for :func:`mean`.
+
+    Returns
+    -------
+    array, shape ``(size,)``
+        Of the library and dtype of the values.
+
+    Raises
+    ------
+    ValueError
+        If an index is out of range (the message names client and index) or an option does not fit.
+    TypeError
+        If an update is not a SparseUpdate of accepted dtypes.
+    LayoutError
+        If updates differ in size, library or dtypes.
+    NonFiniteError
+        As for :func:`mean`.
+
+    Notes
+    -----
+    Time: proportional to ``size`` plus the number of pairs. Memory: the result and 64 KiB per
+    thread, and one copy of the pairs of clients whose indices jump back by more than 4096.
+    float64 values are added in exact integers where several clients meet, more slowly.
+    Determinism: as for :func:`mean`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from fedbench import aggregation
+    >>> a = aggregation.SparseUpdate(np.int32([0, 3]), np.float32([2, 4]), 4)
+    >>> b = aggregation.SparseUpdate(np.int32([3]), np.float32([6]), 4)
+    >>> aggregation.sparse_mean([a, b])
+    array([1., 0., 0., 5.], dtype=float32)
+    """
+    require_policy(nonfinite)
+    pairs = _sparse_pairs(updates)
+    values = _weights.client_weights(weights, len(pairs))
+    divisor = _weights.total(total_weight)
+    spoilt = [k for k, (_, v) in enumerate(pairs) if nonfinite != "propagate" and not _finite(v)]
+    if spoilt and nonfinite == "raise":
+        raise NonFiniteError(
+            f"updates must be finite, got NaN or infinity from client {spoilt[0]}. Pass "
+            "nonfinite='drop' to leave out such clients, or nonfinite='propagate' to let the "
+            "values through."
+        )
+    if spoilt:
+        pairs, values = _left(pairs, values, spoilt)
+    first = pairs[0][1]
+    size = int(updates[0].size)
+    buffer = result_buffer(out, first.kind, (size,), first.dtype)
+    require_disjoint([("out", buffer)], [part for pair in pairs for part in pair])
+    _, bad_client, position = core.sparse_mean(
+        [indices.handle for indices, _ in pairs],
+        [value.handle for _, value in pairs],
+        [value.size for _, value in pairs],
+        pairs[0][0].dtype == "int64",
+        size,
+        DTYPE_CODES[first.dtype],
+        buffer.handle,
+        values,
+        divisor,
+    )
+    if bad_client is not None:
+        index = int(pairs[bad_client][0].owner.reshape(-1)[position])
+        raise ValueError(
+            f"indices must be from 0 to {size - 1}, got {index} at position {position} of "
+            f"client {bad_client}."
+        )
+    return buffer.owner if out is None else out
+
+
+def _sparse_pairs(updates: Any) -> list[tuple[Buffer, Buffer]]:
+    rows = list(updates)
+    if not rows:
+        raise ValueError("updates must hold at least one client's update, got none.")
+    pairs = []
+    for k, row in enumerate(rows):
+        if not isinstance(row, SparseUpdate):
+            raise TypeError(f"updates[{k}] must be a SparseUpdate, got {type(row).__name__}.")
+        indices = describe(row.indices, f"updates[{k}].indices")
+        values = floats(row.values, f"updates[{k}].values")
+        if indices.dtype not in ("int32", "int64"):
+            raise TypeError(f"updates[{k}].indices must be int32 or int64, got {indices.dtype}.")
+        if indices.kind != values.kind or indices.shape != values.shape or len(values.shape) != 1:
+            raise LayoutError(
+                f"updates[{k}] must have indices and values of one length and library, got "
+                f"{indices.kind} {indices.shape} and {values.kind} {values.shape}."
+            )
+        pairs.append((indices, values))
+        got = (int(row.size), indices.dtype, values.dtype, values.kind)
+        expected = (int(rows[0].size), pairs[0][0].dtype, pairs[0][1].dtype, pairs[0][1].kind)
+        if got != expected:
+            raise LayoutError(
+                f"updates[{k}] must have (size, index dtype, dtype, library) {expected} like "
+                f"client 0's, got {got}."
+            )
+    require_count("size", rows[0].size, 0, None, "It is the length of the dense update.")
+    return pairs
+
+
+def _finite(buffer: Buffer) -> bool:
+    found = core.first_nonfinite([buffer.handle], [buffer.size], [DTYPE_CODES[buffer.dtype]])
+    return found is None
+
+
+def _left(
+    pairs: list[tuple[Buffer, Buffer]], values: npt.NDArray[np.float64], spoilt: list[int]
+) -> tuple[list[tuple[Buffer, Buffer]], npt.NDArray[np.float64]]:
+    names = ", ".join(map(str, spoilt))
+    kept = np.delete(values, spoilt)
+    if not kept.any():
+        raise NonFiniteError(
+            f"updates must leave some weight after nonfinite='drop', got NaN or infinity from "
+            f"client(s) {names} and no other client with positive weight."
+        )
+    warnings.warn(
+        f"left out client(s) {names} of {len(pairs)}: NaN or infinity in their updates",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return [pair for k, pair in enumerate(pairs) if k not in set(spoilt)], kept
+
+
+def _magnitudes(buffer: Buffer) -> npt.NDArray[Any]:
+    if buffer.kind == "numpy":
+        magnitudes: npt.NDArray[Any] = np.abs(buffer.owner.reshape(-1))
+        return magnitudes
+    flat = buffer.owner.reshape(-1).abs()
+    magnitudes = (flat.float() if buffer.dtype == "bfloat16" else flat).numpy()
+    return magnitudes
