@@ -112,6 +112,7 @@ class RoundCount(click.ParamType[int | Literal["auto"]]):
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all simulations.")
 @click.option(
     "--reproducibility",
+    envvar="FEDBENCH_REPRODUCIBILITY",
     default="L1",
     show_default=True,
     metavar="LEVEL",

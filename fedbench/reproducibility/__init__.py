@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedbench.reproducibility.digest import digest
-from fedbench.reproducibility.level import Level, check_level
+from fedbench.reproducibility.level import Level, check_level, level_or_default
 from fedbench.reproducibility.pinned import incomparable, pinned
 from fedbench.reproducibility.streams import (
     KeyedSeedSequence,
@@ -28,6 +28,7 @@ __all__ = [
     "digest",
     "generator_scope",
     "incomparable",
+    "level_or_default",
     "make_loader",
     "numpy_generator",
     "pinned",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 
-__all__ = ["Level", "check_level"]
+__all__ = ["LEVEL_VARIABLE", "Level", "check_level", "level_or_default"]
+
+LEVEL_VARIABLE = "FEDBENCH_REPRODUCIBILITY"
+"""Environment variable that replaces the default level."""
 
 
 class Level(StrEnum):
@@ -69,3 +73,20 @@ def check_level(level: str) -> Level:
         f"reproducibility must be 'L0' or 'L1', got {level!r}. L1 (the default) gives the same "
         "bits on every backend; L0 draws from the global generators like a plain loop."
     )
+
+
+def level_or_default(level: str | None) -> Level:
+    """Return the rung that `level` names; for None, the environment's or else L1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `level`, or the text of the environment variable ``FEDBENCH_REPRODUCIBILITY`` that
+        stands in for it, names no rung.
+    """
+    if level is not None:
+        return check_level(level)
+    try:
+        return check_level(os.environ.get(LEVEL_VARIABLE, Level.L1))
+    except ValueError as error:
+        raise ValueError(f"{LEVEL_VARIABLE} in the environment: {error}") from None

@@ -232,6 +232,7 @@ class _Side:
             executor=candidate.backend,
             workers=candidate.workers,
             seed=seed,
+            reproducibility="L1",
             observer=self._observe,
             around_client=_jitter if candidate.delays else None,
         )

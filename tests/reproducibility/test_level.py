@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedbench.reproducibility import Level, check_level
+from fedbench.reproducibility import Level, check_level, level_or_default
 
 
 @pytest.mark.parametrize("name", ["L0", "L1"])
@@ -31,3 +31,25 @@ def test_unknown_rungs(name):
 def test_other_types():
     with pytest.raises(TypeError, match="got 1 of type int"):
         check_level(1)
+
+
+def test_the_environment_replaces_the_default(monkeypatch):
+    monkeypatch.delenv("FEDBENCH_REPRODUCIBILITY", raising=False)
+    assert level_or_default(None) is Level.L1
+    monkeypatch.setenv("FEDBENCH_REPRODUCIBILITY", "L0")
+    assert level_or_default(None) is Level.L0
+    assert level_or_default("L1") is Level.L1
+
+
+def test_a_wrong_level_in_the_environment_names_the_variable(monkeypatch):
+    monkeypatch.setenv("FEDBENCH_REPRODUCIBILITY", "L2")
+    with pytest.raises(ValueError, match=r"FEDBENCH_REPRODUCIBILITY.*Use reproducibility='L1'"):
+        level_or_default(None)
+
+
+def test_a_simulation_takes_the_level_of_the_environment(monkeypatch):
+    from fedbench import Simulation
+
+    monkeypatch.setenv("FEDBENCH_REPRODUCIBILITY", "L0")
+    assert Simulation("digits-logreg").level is Level.L0
+    assert Simulation("digits-logreg", reproducibility="L1").level is Level.L1
