@@ -37,7 +37,11 @@ _OWN_CLUSTER = {
     "RAY_worker_niceness": "0",
     # The devices of this machine are as visible to tasks as on the other backends.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # When the caller is killed, Ray's agents go on looking for its head node for this long.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 
 _lock = threading.Lock()
 _current: Cluster | None = None
@@ -136,9 +140,12 @@ def _connect(address: str | None, workers: int, object_store_memory: int | None)
 def _check_same(address: str | None, cluster: Cluster) -> None:
     """Raise if `address` is not the cluster that this process is connected to."""
     here = ray.get_runtime_context().gcs_address
-    if address is None or (address == "auto" or address == here):
+    if address in (None, "auto", here) or (address == "local" and cluster.started):
         return
-    if address == "local" and cluster.started:
+    host, _, port = str(address).rpartition(":")
+    # Ray calls the loopback address by the machine's own.
+    own = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    if host in _LOOPBACK and here == f"{own}:{port}":
         return
     raise ExecutorError(
         f"address must be that of the Ray cluster that this process is connected to ({here}), got "
