@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+BUILD_TIMEOUT_S = 900  # a build takes about a minute on an idle machine
 
 
 def build_environment() -> dict[str, str]:
@@ -31,7 +32,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
         env={**build_environment(), **environment},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=BUILD_TIMEOUT_S,
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, run
+from .conftest import BUILD_TIMEOUT_S, ROOT, run
+
+pytestmark = pytest.mark.timeout(BUILD_TIMEOUT_S)
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -117,7 +119,7 @@ def test_cmake_releases_configure_the_project(
         ],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=BUILD_TIMEOUT_S,
         check=False,
     )
     if "No matching distribution found" in download.stderr:
