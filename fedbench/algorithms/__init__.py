@@ -3,6 +3,7 @@
 from fedbench.algorithms.base import (
     Algorithm,
     Client,
+    Reduction,
     RoundContext,
     RoundPlan,
     ServerSetup,
@@ -16,6 +17,7 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "Client",
+    "Reduction",
     "RoundContext",
     "RoundPlan",
     "ServerSetup",

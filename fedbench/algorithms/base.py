@@ -22,13 +22,14 @@ from typing import Any, ClassVar
 import torch
 
 from fedbench.algorithms.checks import Weighting, check_count, check_number, check_weighting
-from fedbench.algorithms.client import Client, ClientId, ServerState, Update, Updates
+from fedbench.algorithms.client import Client, ClientId, Reduction, ServerState, Update, Updates
 from fedbench.training import ModelState
 
 __all__ = [
     "Algorithm",
     "Client",
     "ClientId",
+    "Reduction",
     "RoundContext",
     "RoundPlan",
     "ServerSetup",
@@ -39,6 +40,7 @@ __all__ = [
     "check_count",
     "check_number",
     "check_weighting",
+    "model_reduction",
 ]
 
 
@@ -111,6 +113,18 @@ class RoundPlan:
         return tuple(dict.fromkeys((*self.broadcast, *self.train, *self.uplink)))
 
 
+def model_reduction(
+    server: ServerState, weighting: Weighting, **flat: Weighting
+) -> dict[str, Reduction]:
+    """Return the reduction of ``delta``, further `flat` entries, and the buffers if there are."""
+    like = server.model.parameters
+    found = {"delta": Reduction(like, weighting)}
+    found |= {name: Reduction(like, each) for name, each in flat.items()}
+    if server.model.buffers:
+        found["buffers"] = Reduction(server.model.buffers, weighting)
+    return found
+
+
 class Algorithm(ABC):
     """Base of all algorithms; a frozen dataclass whose fields are the hyperparameters.
 
@@ -165,6 +179,13 @@ class Algorithm(ABC):
     @abstractmethod
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Return the server state after a round in which at least one client sent an update."""
+
+    def reduction(self, server: ServerState) -> Mapping[str, Reduction] | None:
+        """Return the entries of the updates that `aggregate` reads, each as one mean.
+
+        The workers may then fold the updates. None if `aggregate` looks at them one by one.
+        """
+        return None
 
     def evaluated_models(self, server: ServerState) -> Mapping[str, ModelState]:
         """Return the server's models to evaluate, by the name of the split in the metrics."""

@@ -15,7 +15,7 @@ from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
 from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd
 
-__all__ = ["Client", "ClientId", "ServerState", "Update", "Updates"]
+__all__ = ["Client", "ClientId", "Reduction", "ServerState", "Update", "Updates"]
 
 ClientId = int | str
 
@@ -151,6 +151,28 @@ class Client:
     def delta(self, start: ModelState) -> Tensor:
         """Return the model's parameters minus those of `start`, a new flat tensor."""
         return self.model.flat - start.parameters
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How an algorithm reads one entry of the updates: as a mean, and nothing else.
+
+    Attributes
+    ----------
+    like : torch.Tensor or mapping of str to torch.Tensor
+        Something of the entry's layout.
+    weighting : {"samples", "uniform"}
+        Weight of each update in the mean.
+    """
+
+    like: Any
+    weighting: Weighting
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one entry."""
+        tensors = self.like.values() if isinstance(self.like, Mapping) else [self.like]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Updates:

@@ -11,10 +11,12 @@ from typing import Any
 from fedbench.algorithms.base import (
     Algorithm,
     Client,
+    Reduction,
     ServerState,
     Updates,
     Weighting,
     check_weighting,
+    model_reduction,
 )
 
 __all__ = ["FedAvg"]
@@ -40,6 +42,10 @@ class FedAvg(Algorithm):
     def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
         """Run the local epochs from the received model."""
         return {"loss": client.train(down["model"])}
+
+    def reduction(self, server: ServerState) -> Mapping[str, Reduction]:
+        """Return the change of the parameters and the buffers."""
+        return model_reduction(server, self.weighting)
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Add the mean update to the model and average the buffers."""

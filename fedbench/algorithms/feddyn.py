@@ -13,10 +13,12 @@ import torch
 from fedbench.algorithms.base import (
     Algorithm,
     Client,
+    Reduction,
     ServerSetup,
     ServerState,
     Updates,
     check_number,
+    model_reduction,
 )
 from fedbench.training import ModelState
 
@@ -63,6 +65,10 @@ class FedDyn(Algorithm):
         loss = client.train(start, proximal=self.alpha, anchor=start.parameters, correction=-memory)
         client.state["gradient"] = memory - self.alpha * client.delta(start)
         return {"loss": loss}
+
+    def reduction(self, server: ServerState) -> Mapping[str, Reduction]:
+        """Return the entries of the updates, all weighted alike."""
+        return model_reduction(server, "uniform")
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Renew the correction and move to the corrected mean."""

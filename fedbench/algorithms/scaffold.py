@@ -14,12 +14,14 @@ from torch import Tensor
 from fedbench.algorithms.base import (
     Algorithm,
     Client,
+    Reduction,
     RoundPlan,
     ServerSetup,
     ServerState,
     Update,
     Updates,
     check_number,
+    model_reduction,
 )
 from fedbench.training import ModelState, full_gradient
 
@@ -87,6 +89,10 @@ class Scaffold(Algorithm):
         """Send the changes of the model and of the variate."""
         update = super().uplink(client, down)
         return Update(update.num_samples, {**update.tensors, **client.outgoing})
+
+    def reduction(self, server: ServerState) -> Mapping[str, Reduction]:
+        """Return the entries of the updates, all weighted alike."""
+        return model_reduction(server, "uniform", control_delta="uniform")
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Move the model by the mean change and the variate by the population mean."""

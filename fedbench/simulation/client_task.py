@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbench.algorithms import Algorithm, Client, Update
 from fedbench.data import FederatedDataset
@@ -30,7 +30,14 @@ from fedbench.training import (
     worker_model,
 )
 
-__all__ = ["ClientItem", "ClientResult", "ClientSide", "ClientTask", "EvaluationTask"]
+__all__ = [
+    "ClientItem",
+    "ClientResult",
+    "ClientSide",
+    "ClientTask",
+    "EvaluationTask",
+    "num_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class ClientResult:
     metrics: Mapping[str, float]
     train_s: float
     uplink_s: float
+    uplink_bytes: int
 
 
 def _no_generator(purpose: str, *key: int | str) -> None:
@@ -144,6 +152,7 @@ class ClientTask:
             metrics=metrics,
             train_s=trained - start,
             uplink_s=sent - trained,
+            uplink_bytes=num_bytes(update.tensors) if update else 0,
         )
 
 
@@ -166,3 +175,12 @@ class EvaluationTask:
         return evaluate_batches(
             model, dataset.test_inputs[rows], dataset.test_targets[rows], side.loss
         )
+
+
+def num_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in a nested mapping."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(num_bytes(entry) for entry in value.values())
+    return 0

@@ -36,6 +36,8 @@ class RoundRecord:
         Seconds spent inside client tasks, summed over the clients, without evaluation.
     uplink_bytes : int
         Bytes of the tensors that the clients sent.
+    reduced_in_workers : bool
+        Whether the workers folded the updates, so that only partial sums travelled.
     """
 
     round: int
@@ -44,6 +46,7 @@ class RoundRecord:
     seconds: Mapping[str, float]
     task_s: float
     uplink_bytes: int
+    reduced_in_workers: bool = False
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RoundRecord:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Iterator, Sequence
 
 from fedbench.simulation.client_task import ClientResult
 
-__all__ = ["PhaseClock", "mean_metrics", "num_bytes"]
+__all__ = ["PhaseClock", "mean_metrics", "round_seconds"]
 
 
 class PhaseClock:
@@ -39,10 +36,15 @@ def mean_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
     return {name: sums[name] / weights[name] for name in sums if weights[name]}
 
 
-def num_bytes(value: Any) -> int:
-    """Return the bytes of all tensors in a nested mapping."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(num_bytes(entry) for entry in value.values())
-    return 0
+def round_seconds(
+    clock: PhaseClock, results: Sequence[ClientResult], total: float
+) -> dict[str, float]:
+    """Return the seconds of every phase of a round and of the whole."""
+    return {
+        "broadcast": clock.seconds["broadcast"],
+        "train": sum(result.train_s for result in results),
+        "uplink": sum(result.uplink_s for result in results),
+        "aggregate": clock.seconds["aggregate"],
+        "evaluate": clock.seconds.get("evaluate", 0.0),
+        "total": total,
+    }

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedbench.algorithms import Algorithm, RoundContext, RoundPlan, ServerState, Updates
 from fedbench.executors import Executor, Resident
 from fedbench.reproducibility import python_random
-from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, EvaluationTask
+from fedbench.simulation.client_task import (
+    ClientItem,
+    ClientResult,
+    ClientSide,
+    ClientTask,
+    EvaluationTask,
+)
 from fedbench.training import EvaluationSums
 
-__all__ = ["aggregated", "client_items", "evaluated", "round_context"]
+__all__ = [
+    "Observer",
+    "aggregated",
+    "client_items",
+    "evaluated",
+    "largest_first",
+    "mapped",
+    "round_context",
+    "unobserved",
+]
+
+Observer = Callable[[str, int | str | None, Any], None]
+"""``observer(phase, client_id, state)``: is shown what each phase of a round left."""
 
 EVALUATION_CHUNK = 256
 """Test samples in an evaluation task. Fixed, so that sums do not depend on the workers."""
+
+
+def unobserved(phase: str, client: int | str | None, state: Any) -> None:
+    """Nobody looks."""
 
 
 def round_context(side: ClientSide, index: int, cohort_size: int) -> RoundContext:
@@ -58,22 +80,36 @@ def client_items(
     ]
 
 
-def aggregated(
-    algorithm: Algorithm,
-    server: ServerState,
+def mapped(
+    executor: Executor,
+    task: ClientTask,
     items: Sequence[ClientItem],
-    results: Sequence[ClientResult],
-) -> ServerState:
-    """Return the server state that follows from the updates, in plan order."""
+    down: Mapping[str, Any],
+    costs: Sequence[float] | None,
+) -> tuple[list[ClientResult], Updates]:
+    """Run the client tasks of a round and return their results and the updates, in plan order."""
+    results: list[ClientResult] = executor.map(task, items, broadcast=down, costs=costs)
     sent = [
         (item.client_id, result.update)
         for item, result in zip(items, results, strict=True)
         if result.update is not None
     ]
-    if not sent:
-        return algorithm.silent(server)
-    updates = Updates([client for client, _ in sent], [update for _, update in sent])
-    return algorithm.aggregate(server, updates)
+    return results, Updates([client for client, _ in sent], [update for _, update in sent])
+
+
+def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> ServerState:
+    """Return the server state that follows from the updates of a round."""
+    return algorithm.aggregate(server, updates) if len(updates) else algorithm.silent(server)
+
+
+def largest_first(side: ClientSide, items: Sequence[ClientItem]) -> list[int] | None:
+    """Return samples per client, so that the largest clients start first.
+
+    None at L0, where clients draw from one generator and have to keep their order.
+    """
+    if side.level == "L0":
+        return None
+    return [side.dataset.client_size(item.position) for item in items]
 
 
 def evaluated(

@@ -20,6 +20,7 @@ from fedbench.algorithms import (
     Client,
     ServerSetup,
     ServerState,
+    Updates,
 )
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
@@ -39,9 +40,19 @@ from fedbench.simulation.client_task import (
     ClientTask,
 )
 from fedbench.simulation.history import History, RoundRecord
-from fedbench.simulation.measure import PhaseClock, mean_metrics, num_bytes
+from fedbench.simulation.measure import PhaseClock, mean_metrics, round_seconds
+from fedbench.simulation.reduction import pays, reduced
 from fedbench.simulation.resume import digest_of, restore, save
-from fedbench.simulation.rounds import aggregated, client_items, evaluated, round_context
+from fedbench.simulation.rounds import (
+    Observer,
+    aggregated,
+    client_items,
+    evaluated,
+    largest_first,
+    mapped,
+    round_context,
+    unobserved,
+)
 from fedbench.training import LOSSES, LocalWork
 from fedbench.workloads import Workload
 
@@ -50,8 +61,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 __all__ = ["Simulation"]
-
-Observer = Callable[[str, int | str | None, Any], None]
 
 
 class Simulation:
@@ -83,6 +92,10 @@ class Simulation:
         Watch every client task and raise :class:`~fedbench.errors.EnclosureError` if it writes
         to the broadcast, keeps or sends memory that is not its own, or draws from a global
         generator. Costs digests of the broadcast around every task; for tests and debugging.
+    reduce_in_workers : bool, optional
+        Let the workers fold the updates, so that one partial a worker travels and not every
+        update; by default where the updates of a round would take much of the memory. The bits
+        are the same.
     observer : callable, optional
         ``observer(phase, client_id, state)``, called on this thread with what each phase of a
         round left: ``"broadcast"``, ``"train"`` and ``"uplink"`` for each client, ``"aggregate"``
@@ -122,6 +135,7 @@ class Simulation:
         reproducibility: str | None = None,
         cohort_size: int | None = None,
         check_enclosure: bool = False,
+        reduce_in_workers: bool | None = None,
         observer: Observer | None = None,
         around_client: Callable[[Client], None] | None = None,
     ) -> None:
@@ -153,7 +167,8 @@ class Simulation:
                 around_client=around_client,
             )
         )
-        self._observe: Observer = observer or _unobserved
+        self._observe: Observer = observer or unobserved
+        self._reduce_in_workers = reduce_in_workers
         self._model = self._side.value.worker_model()
         self._initial = self._model.state()
         self._server: ServerState = self.algorithm.init_server(
@@ -306,40 +321,29 @@ class Simulation:
             down = self.algorithm.broadcast(self.server, plan)
             items = client_items(self._side.value, self.server, plan, index, self._state_of)
         self._observe("broadcast", None, down)
-        results: list[ClientResult] = self.executor.map(
-            ClientTask(self._side),
-            items,
-            broadcast=down,
-            costs=self._costs(items),
-        )
+        results, updates, reduces = self._train(items, down)
         for item, result in zip(items, results, strict=True):
             trained = {"state": result.state, "metrics": dict(result.metrics)}
             self._observe("train", item.client_id, trained)
             if result.update is not None:
                 self._observe("uplink", item.client_id, dict(result.update.tensors))
         with clock("aggregate"):
-            server = aggregated(self.algorithm, self.server, items, results)
+            server = aggregated(self.algorithm, self.server, updates)
         self._observe("aggregate", None, server)
         total = time.perf_counter() - begin
         metrics = {"train": mean_metrics(results)}
         if evaluate:
             with clock("evaluate"):
-                metrics |= self._evaluate(server)
+                metrics |= evaluated(self.executor, self._side, server)
             self._observe("evaluate", None, metrics)
         record = RoundRecord(
             round=index + 1,
             cohort=tuple(self.dataset.client_ids[position] for position in context.cohort),
             metrics=metrics,
-            seconds={
-                "broadcast": clock.seconds["broadcast"],
-                "train": sum(result.train_s for result in results),
-                "uplink": sum(result.uplink_s for result in results),
-                "aggregate": clock.seconds["aggregate"],
-                "evaluate": clock.seconds.get("evaluate", 0.0),
-                "total": total,
-            },
+            seconds=round_seconds(clock, results, total),
             task_s=sum(result.train_s + result.uplink_s for result in results),
-            uplink_bytes=sum(num_bytes(r.update.tensors) for r in results if r.update),
+            uplink_bytes=sum(result.uplink_bytes for result in results),
+            reduced_in_workers=reduces,
         )
         self._commit(server, items, results, record)
         return record
@@ -350,7 +354,7 @@ class Simulation:
         Most algorithms have one split, ``"test"``; those with several server models have one
         for each.
         """
-        return self._evaluate(self.server)
+        return evaluated(self.executor, self._side, self.server)
 
     def model_state(self) -> dict[str, Tensor]:
         """Return copies of the server model's parameters and buffers by name."""
@@ -361,14 +365,20 @@ class Simulation:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
         return digest_of(self.server, self.client_states)
 
-    def _costs(self, items: list[ClientItem]) -> list[int] | None:
-        """Return samples per client: the largest clients start first.
-
-        None at L0, where clients draw from one generator and have to keep their order.
-        """
-        if self.level == "L0":
-            return None
-        return [self.dataset.client_size(item.position) for item in items]
+    def _train(
+        self, items: list[ClientItem], down: Mapping[str, Any]
+    ) -> tuple[list[ClientResult], Updates, bool]:
+        """Run the client tasks; return results, updates, and whether workers folded them."""
+        executor, task = self.executor, ClientTask(self._side)
+        costs = largest_first(self._side.value, items)
+        reduction = None
+        if self._reduce_in_workers is not False and self._observe is unobserved:
+            reduction = self.algorithm.reduction(self.server)
+        if reduction is not None and (
+            self._reduce_in_workers or pays(executor, reduction, len(items))
+        ):
+            return *reduced(executor, task, items, down, reduction, costs), True
+        return *mapped(executor, task, items, down, costs), False
 
     def _state_of(self, client_id: int | str) -> dict[str, Any]:
         if not self.algorithm.stateful:
@@ -389,10 +399,3 @@ class Simulation:
                 self.client_states[item.client_id] = result.state
         self.rounds_done += 1
         self.history.records.append(record)
-
-    def _evaluate(self, server: ServerState) -> dict[str, dict[str, float]]:
-        return evaluated(self.executor, self._side, server)
-
-
-def _unobserved(phase: str, client: int | str | None, state: Any) -> None:
-    """Nobody looks."""
