@@ -349,11 +349,7 @@ class Simulation:
         return record
 
     def evaluate(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of the server's present model on the test samples, by split.
-
-        Most algorithms have one split, ``"test"``; those with several server models have one
-        for each.
-        """
+        """Return the metrics of the server's models by split; mostly there is one, ``"test"``."""
         return evaluated(self.executor, self._side, self.server)
 
     def model_state(self) -> dict[str, Tensor]:
