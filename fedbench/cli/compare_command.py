@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import click
 
 from fedbench.cli.options import usage_errors, write_files
-
-if TYPE_CHECKING:
-    from fedbench.report import Report
 
 __all__ = ["compare"]
 
@@ -58,7 +54,10 @@ class Percentage(click.ParamType[float]):
 )
 @click.option("--out", metavar="FILE", help="Write the table: .csv .md .json .parquet.")
 def compare(before: str, after: str, tolerance: float | None, out: str | None) -> int:
-    """Show what became faster or slower between two files of `fedbench report --out FILE.json`.
+    """Show what became faster or slower between two runs.
+
+    The files are those of `fedbench report --out FILE.json`, or of `pytest benchmarks
+    --benchmark-json FILE --benchmark-save-data`.
 
     Times of different machines do not compare: the difference is shown on stderr, and
     --fail-on-regression is refused.
@@ -69,24 +68,25 @@ def compare(before: str, after: str, tolerance: float | None, out: str | None) -
             check_writable,
             differences_of_environment,
             format_of,
+            load_timings,
             render_comparison,
             to_comparison_frame,
         )
-        from fedbench.report import compare as compare_reports
+        from fedbench.report import compare as compare_timings
 
         suffix = None if out is None else format_of(out, FRAME_FORMATS)
-        reports = [_load(path) for path in (before, after)]
+        runs = [load_timings(path) for path in (before, after)]
     if out is not None:
         check_writable(out)
-    differences = differences_of_environment(*reports)
+    differences = differences_of_environment(*runs)
     for difference in differences:
         click.echo(f"note: another machine: {difference}", err=True)
     if differences and tolerance is not None:
         raise click.UsageError(
-            "--fail-on-regression needs two reports of the same machine; see the notes above.",
+            "--fail-on-regression needs two runs of the same machine; see the notes above.",
             click.get_current_context(),
         )
-    changes = compare_reports(*reports)
+    changes = compare_timings(*runs)
     click.echo(render_comparison(changes), nl=False)
     if out is not None and suffix is not None:
         write_files({out: FRAME_FORMATS[suffix](to_comparison_frame(changes))})
@@ -94,19 +94,5 @@ def compare(before: str, after: str, tolerance: float | None, out: str | None) -
         return 0
     regressed = [change for change in changes if change.regressed(tolerance)]
     for change in regressed:
-        click.echo(f"regression: {change.configuration}: {change.ratio:.2f} x", err=True)
+        click.echo(f"regression: {change.name}: {change.ratio:.2f} x", err=True)
     return 1 if regressed else 0
-
-
-def _load(path: str) -> Report:
-    from fedbench.report import Report
-
-    try:
-        return Report.load(path)
-    except OSError as error:
-        raise ValueError(
-            f"the report must be a readable file, got {path!r} ({error.strerror}). "
-            "Write one with: fedbench report --out FILE.json"
-        ) from None
-    except UnicodeDecodeError:
-        raise ValueError(f"the report must be UTF-8 text, got {path!r}.") from None

@@ -51,6 +51,11 @@ def usage_errors() -> Iterator[None]:
     """Turn refused arguments into usage errors: one line, exit code 2."""
     try:
         yield
+    except OSError as error:  # a file to read
+        raise click.UsageError(
+            f"{error.filename!r} must be a readable file: {error.strerror}.",
+            click.get_current_context(),
+        ) from error
     except (ValueError, TypeError, ImportError) as error:
         raise click.UsageError(str(error), click.get_current_context()) from error
 

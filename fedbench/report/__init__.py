@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from fedbench.report.columns import Column as Column
     from fedbench.report.columns import succeeded as succeeded
     from fedbench.report.comparison import Change as Change
+    from fedbench.report.comparison import Timings as Timings
     from fedbench.report.comparison import compare as compare
     from fedbench.report.comparison import differences_of_environment as differences_of_environment
+    from fedbench.report.comparison import load_timings as load_timings
     from fedbench.report.comparison import render_comparison as render_comparison
     from fedbench.report.comparison import to_comparison_frame as to_comparison_frame
     from fedbench.report.driver import Progress as Progress
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from fedbench.report.settings import find_preset as find_preset
 
 _EXPORTS = {
+    "Timings": "comparison",
+    "load_timings": "comparison",
     "Change": "comparison",
     "compare": "comparison",
     "differences_of_environment": "comparison",
@@ -79,12 +83,14 @@ __all__ = [
     "Report",
     "Sample",
     "Settings",
+    "Timings",
     "check_writable",
     "compare",
     "default_worker_counts",
     "differences_of_environment",
     "find_preset",
     "format_of",
+    "load_timings",
     "measure",
     "notes",
     "render_comparison",

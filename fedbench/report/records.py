@@ -53,7 +53,8 @@ class Configuration:
     def __str__(self) -> str:
         threads = f", {self.intraop_threads} threads" if self.intraop_threads != 1 else ""
         plural = "s" if self.workers != 1 else ""
-        return f"{self.workload}/{self.backend} ({self.workers} worker{plural}{threads})"
+        where = f"{self.workers} worker{plural}{threads}"
+        return f"{self.workload}/{self.algorithm}/{self.backend} ({where})"
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
 import dataclasses
+import json
 
 import pytest
 
 from fedbench.cli import main
+from fedbench.errors import RecordFormatError
 from fedbench.report import (
     Report,
+    Timings,
     compare,
     differences_of_environment,
+    load_timings,
     render_comparison,
     to_comparison_frame,
 )
@@ -32,13 +36,17 @@ def runs(build):
     return before, after
 
 
+def timings(*reports):
+    return tuple(map(Timings.of_report, reports))
+
+
 def test_verdicts(runs):
-    changes = compare(*runs)
-    assert [(c.configuration.backend, c.verdict) for c in changes] == [
-        ("sequential", "no difference"),
-        ("threads", "slower"),
-        ("processes", "only before"),
-        ("ray", "only after"),
+    changes = compare(*timings(*runs))
+    assert [(change.name, change.verdict) for change in changes] == [
+        ("digits/fedavg/sequential (1 worker)", "no difference"),
+        ("digits/fedavg/threads (2 workers)", "slower"),
+        ("digits/fedavg/processes (2 workers)", "only before"),
+        ("digits/fedavg/ray (2 workers)", "only after"),
     ]
     assert changes[1].ratio == pytest.approx(1.3)
     assert changes[1].low <= changes[1].ratio <= changes[1].high
@@ -46,53 +54,88 @@ def test_verdicts(runs):
 
 
 def test_the_way_back_is_faster(runs):
-    assert compare(*runs[::-1])[1].verdict == "faster"
+    assert compare(*timings(*runs[::-1]))[1].verdict == "faster"
 
 
 def test_a_report_does_not_differ_from_itself(runs):
-    for change in compare(runs[0], runs[0]):
+    for change in compare(*timings(runs[0], runs[0])):
         assert change.verdict == "no difference"
         assert change.ratio == 1.0
 
 
 def test_one_round_gives_no_verdict(build):
     report = build.report(build.measurement(totals=(1.0,)))
-    assert [change.verdict for change in compare(report, report)] == ["too few rounds"]
+    assert [change.verdict for change in compare(*timings(report, report))] == ["too few rounds"]
 
 
 def test_zero_times_give_no_ratio(build):
     report = build.report(build.measurement(totals=(0.0, 0.0)))
-    (change,) = compare(report, report)
+    (change,) = compare(*timings(report, report))
     assert (change.ratio, change.verdict) == (None, "too few rounds")
 
 
 def test_results_of_other_seeds_are_not_compared(build):
     first = build.report(build.measurement())
     second = build.report(build.measurement(digest="cd" * 32), seed=1)
-    assert compare(first, second)[0].same_result is None
+    assert compare(*timings(first, second))[0].same_result is None
 
 
 def test_tolerance_applies_to_the_sure_part_of_the_change(runs):
-    change = compare(*runs)[1]
+    change = compare(*timings(*runs))[1]
     assert change.regressed(0.1)
     assert not change.regressed(0.5)
 
 
 def test_other_machines_are_told_apart(runs):
     before, after = runs
-    assert differences_of_environment(before, after) == []
+    assert differences_of_environment(*timings(before, after)) == []
     other = dataclasses.replace(after, environment={"cpu": "Other CPU"})
-    assert differences_of_environment(before, other) == ["cpu: Test CPU before, Other CPU after"]
+    assert differences_of_environment(*timings(before, other)) == [
+        "cpu: Test CPU before, Other CPU after"
+    ]
 
 
 def test_text_and_frame_have_a_line_per_row(runs):
-    changes = compare(*runs)
+    changes = compare(*timings(*runs))
     text = render_comparison(changes)
     assert len(text.splitlines()) == 5
-    assert "digits/threads (2 workers)" in text
+    assert "digits/fedavg/threads (2 workers)" in text
     assert max(map(len, text.splitlines())) <= 80
     assert len(to_comparison_frame(changes)) == 4
     assert render_comparison([]) == "nothing to compare\n"
+
+
+def pytest_benchmark_file(path, data, node="host"):
+    stats = {"median": 1.0} | ({"data": list(data)} if data else {})
+    document = {
+        "machine_info": {"node": node, "machine": "x86_64"},
+        "benchmarks": [{"fullname": "benchmarks/bench_mean.py::test_mean", "stats": stats}],
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_files_of_pytest_benchmark_are_read_too(tmp_path):
+    before = load_timings(pytest_benchmark_file(tmp_path / "a.json", STEADY))
+    after = load_timings(pytest_benchmark_file(tmp_path / "b.json", SLOWER, node="other"))
+    (change,) = compare(before, after)
+    assert (change.name, change.verdict) == ("benchmarks/bench_mean.py::test_mean", "slower")
+    assert differences_of_environment(before, after) == ["node: host before, other after"]
+
+
+def test_a_file_of_pytest_benchmark_without_samples_says_how_to_save_them(tmp_path):
+    with pytest.raises(RecordFormatError, match="--benchmark-save-data"):
+        load_timings(pytest_benchmark_file(tmp_path / "a.json", ()))
+
+
+@pytest.mark.parametrize("benchmarks", [None, [{}], [3], {"stats": 1}])
+def test_a_broken_file_of_pytest_benchmark_is_refused(tmp_path, benchmarks):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"machine_info": {}, "benchmarks": benchmarks}))
+    with pytest.raises(
+        RecordFormatError, match=r"a\.json must be a whole file of pytest-benchmark"
+    ):
+        load_timings(path)
 
 
 class TestCommand:
@@ -117,7 +160,7 @@ class TestCommand:
     @pytest.mark.parametrize(("share", "code"), [("10%", 1), ("0.1", 1), ("50%", 0)])
     def test_fails_on_regression_only_beyond_the_tolerance(self, files, share, code, capfd):
         assert self.call(*files, "--fail-on-regression", share) == code
-        assert ("regression: digits/threads" in capfd.readouterr().err) == bool(code)
+        assert ("regression: digits/fedavg/threads" in capfd.readouterr().err) == bool(code)
 
     @pytest.mark.parametrize("share", ["ten", "-5%", "nan", "inf"])
     def test_a_wrong_share_is_refused(self, files, share, capfd):

@@ -90,7 +90,7 @@ def test_a_wider_terminal_shows_more(report):
 
 def test_a_failed_backend_is_a_row_and_a_note(report):
     text = render_text(report)
-    assert "note: digits/ray (2 workers): ray is not installed" in text
+    assert "note: digits/fedavg/ray (2 workers): ray is not installed" in text
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["sequential", "threads", "ray"]
 
 
@@ -100,7 +100,7 @@ def test_a_broken_promise_is_called_out(build):
         build.measurement("threads", digest="cd" * 32, max_abs_diff=1.5e-8),
     )
     (note,) = [note for note in notes(report) if "bitwise" in note]
-    assert note.startswith("digits/threads (1 worker)")
+    assert note.startswith("digits/fedavg/threads (1 worker)")
     assert "1.50e-08" in note
     assert render_text(report).splitlines()[3].endswith(" no")
 
