@@ -25,12 +25,15 @@ class TaskGenerators:
     ----------
     key : bytes
         The stream that all of them are filled from.
+    outer : TaskGenerators or None
+        Those of the scope that is resumed when this one ends.
     """
 
-    __slots__ = ("_key", "_numpy", "_python", "_seeds", "_torch")
+    __slots__ = ("_key", "_numpy", "_python", "_seeds", "_torch", "outer")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, outer: TaskGenerators | None) -> None:
         self._key = key
+        self.outer = outer
         self._torch: torch.Generator | None = None
         self._numpy: np.random.RandomState | None = None
         self._python: random.Random | None = None

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 __all__ = ["Ledger", "ledger"]
 
 T = TypeVar("T")
+Task = tuple[int | str, ...]  # the key of its scope
 
 
 class Ledger:
@@ -30,11 +31,11 @@ class Ledger:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
-        self.tasks: list[str] = []  # those that are watched now
+        self.tasks: list[Task] = []  # those that are watched now
         self._in_flight: list[int] = []  # threads within an unwatched draw
         self._is_drawing = False
         self._expected: dict[str, object] = {}
-        self._changed: dict[str, tuple[str, ...]] = {}
+        self._changed: dict[str, tuple[Task, ...]] = {}
 
     def register(self, source: str, snapshot: Callable[[], object]) -> None:
         """Keep account of the global generator `source`, whose state `snapshot` returns."""
@@ -64,7 +65,7 @@ class Ledger:
                 self._is_drawing = False
                 self._expected[source] = self._snapshots[source]()
 
-    def watch(self, task: str) -> None:
+    def watch(self, task: Task) -> None:
         """Expect no change from `task`, which starts now."""
         with self._lock:
             self.tasks.append(task)
@@ -76,7 +77,7 @@ class Ledger:
                     source: snapshot() for source, snapshot in self._snapshots.items()
                 }
 
-    def end_watch(self, task: str) -> Mapping[str, tuple[str, ...]]:
+    def end_watch(self, task: Task) -> Mapping[str, tuple[Task, ...]]:
         """Return the generators that changed unaccounted, with the tasks that were running."""
         with self._lock:
             for source in self._expected:

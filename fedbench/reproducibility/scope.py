@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from types import TracebackType
 
 from fedbench.errors import EnclosureError
 from fedbench.reproducibility.active import TaskGenerators, active
@@ -42,8 +42,7 @@ def redirect_global_generators() -> None:
         _is_installed = True
 
 
-@contextlib.contextmanager
-def generator_scope(seed: int, *key: int | str, check: bool = False) -> Iterator[TaskGenerators]:
+class generator_scope:  # noqa: N801 - to its users a function, as contextlib's managers are
     """Draw the module-level randomness of a client task from the task's own generators.
 
     Within the ``with`` block, in this thread, everything that draws from a global generator draws
@@ -60,6 +59,9 @@ def generator_scope(seed: int, *key: int | str, check: bool = False) -> Iterator
     of a scope when the global generators are in the states that the stream gives. Scopes may be
     nested: the inner one draws from its own stream, then the outer one goes on where it was.
 
+    ``with generator_scope(...) as generators`` gives the generators: ``.torch``, ``.numpy`` and
+    ``.python``. Entering the same scope object again starts its stream anew.
+
     Threads that a task starts on its own are outside of its scope. Accelerators have generators
     of their own, which are not redirected.
 
@@ -72,11 +74,6 @@ def generator_scope(seed: int, *key: int | str, check: bool = False) -> Iterator
     check : bool, default False
         At the end, raise if the task changed a global generator all the same. See the guide for
         what can't be redirected.
-
-    Yields
-    ------
-    TaskGenerators
-        The task's generators: ``.torch``, ``.numpy`` and ``.python``.
 
     Raises
     ------
@@ -99,30 +96,45 @@ def generator_scope(seed: int, *key: int | str, check: bool = False) -> Iterator
     >>> torch.equal(first, again)
     True
     """
-    generators = TaskGenerators(stream_key(seed, "task", *key))
-    redirect_global_generators()
-    task = f"({', '.join(map(repr, key))})"
-    outer = active.generators
-    if check:
-        ledger.watch(task)
-    active.generators = generators
-    changed: Mapping[str, tuple[str, ...]] = {}
-    try:
-        yield generators
-    finally:
-        active.generators = outer
-        if check:
-            changed = ledger.end_watch(task)
-    for source, tasks in changed.items():
-        raise EnclosureError(_unaccounted(source, tasks))
+
+    # A class: entering a generator function's manager costs twice as much.
+    __slots__ = ("_check", "_key", "_name")
+
+    def __init__(self, seed: int, *key: int | str, check: bool = False) -> None:
+        self._key = stream_key(seed, "task", *key)
+        self._check = check
+        self._name = key
+
+    def __enter__(self) -> TaskGenerators:
+        if not _is_installed:
+            redirect_global_generators()
+        if self._check:
+            ledger.watch(self._name)
+        active.generators = generators = TaskGenerators(self._key, active.generators)
+        return generators
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        generators = active.generators
+        active.generators = None if generators is None else generators.outer
+        if self._check:
+            changed = ledger.end_watch(self._name)
+            if changed and error is None:
+                source, tasks = next(iter(changed.items()))
+                raise EnclosureError(_unaccounted(source, tasks))
 
 
-def _unaccounted(source: str, tasks: Sequence[str]) -> str:
-    who = f"the client task {tasks[0]}" if len(tasks) == 1 else f"one of {', '.join(tasks)}"
+def _unaccounted(source: str, tasks: Sequence[tuple[int | str, ...]]) -> str:
+    names = [f"({', '.join(map(repr, task))})" for task in tasks]
+    who = f"the client task {names[0]}" if len(names) == 1 else f"one of {', '.join(names)}"
     return (
         f"client tasks must draw from their own generators, got a change of {source} while "
         f"{who} ran. It was made in a way that cannot be redirected: by a function that was "
         "imported by name before fedbench (as in 'from numpy.random import rand': write "
-        "numpy.random.rand), by the generator object itself (torch.default_generator.manual_seed: "
-        "write torch.manual_seed), or in a thread that the task started."
+        "numpy.random.rand), or by the generator object itself "
+        "(torch.default_generator.manual_seed: write torch.manual_seed)."
     )

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _KEY_BYTES = 32
-_BOOLS = (bool, np.bool_)
+_LARGE = 2**1024
 _MT_WORDS = 624  # 32-bit words of a Mersenne twister, in torch, numpy and random alike
 
 # torch.Generator.get_state() of a CPU generator, in bytes: the initial seed (8), the number of
@@ -76,36 +76,59 @@ def stream_key(seed: int, purpose: str, *key: int | str) -> bytes:
         If `seed` or a part of `key` has another type. Booleans are refused as well: ``True``
         would silently be the stream of ``1``.
     """
-    if not isinstance(purpose, str):
+    name: tuple[Any, ...] = (seed, purpose, *key)
+    if not _is_plain(name):
+        name = _checked(name)
+    # The literal of a tuple of texts and numbers is injective, and one call; escaping everything
+    # but ASCII makes it independent of Python's Unicode tables, and so of its version.
+    encoded = ascii(name).encode("ascii")
+    return hashlib.blake2b(encoded, digest_size=_KEY_BYTES, person=b"fedbench-stream").digest()
+
+
+def _is_plain(name: tuple[Any, ...]) -> bool:
+    """Return whether nothing in `name` needs a conversion or an error."""
+    if type(name[0]) is not int or type(name[1]) is not str:
+        return False
+    for part in name:
+        kind = type(part)
+        if kind is not str and (kind is not int or not -_LARGE < part < _LARGE):
+            return False
+    return True
+
+
+def _checked(name: tuple[Any, ...]) -> tuple[int | str | bytes, ...]:
+    """Return `name` with plain parts, or raise. Large numbers become bytes.
+
+    Python limits the decimal digits that it writes, and lets users change the limit.
+    """
+    if not isinstance(name[1], str):
         raise TypeError(
-            f"purpose must be a str, got {purpose!r} of type {type(purpose).__name__}. "
+            f"purpose must be a str, got {name[1]!r} of type {type(name[1]).__name__}. "
             "Name what the stream is for, for example 'shuffle'."
         )
-    encoded = [_encode("seed", seed), _encode("purpose", purpose)]
-    if encoded[0].startswith(b"s"):
-        raise TypeError(f"seed must be an int, got the text {seed!r}. Give a number.")
-    encoded += [_encode("a part of key", part) for part in key]
-    return hashlib.blake2b(
-        b"".join(encoded), digest_size=_KEY_BYTES, person=b"fedbench-stream"
-    ).digest()
-
-
-def _encode(what: str, part: int | str) -> bytes:
-    """Encode one part: a type letter, the length, the content."""
-    if isinstance(part, str):
-        raw = part.encode("utf-8", "surrogatepass")
-        return b"s%d:%b" % (len(raw), raw)
-    if isinstance(part, _BOOLS):
-        raise TypeError(f"{what} must be an int or a str, got {part!r}. Use 0 and 1, or a name.")
-    try:
-        number = operator.index(part)
-    except TypeError:
-        raise TypeError(
-            f"{what} must be an int or a str, got {part!r} of type {type(part).__name__}. "
-            "Convert it first."
-        ) from None
-    raw = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
-    return b"i%d:%b" % (len(raw), raw)
+    if isinstance(name[0], str):
+        raise TypeError(f"seed must be an int, got the text {name[0]!r}. Give a number.")
+    checked: list[int | str | bytes] = []
+    for position, part in enumerate(name):
+        what = "a part of key" if position else "seed"
+        if isinstance(part, str):
+            checked.append(str.__str__(part))
+            continue
+        if isinstance(part, (bool, np.bool_)):
+            raise TypeError(
+                f"{what} must be an int or a str, got {part!r}. Use 0 and 1, or a name."
+            )
+        try:
+            number = operator.index(part)
+        except TypeError:
+            raise TypeError(
+                f"{what} must be an int or a str, got {part!r} of type {type(part).__name__}. "
+                "Convert it first."
+            ) from None
+        is_large = not -_LARGE < number < _LARGE
+        num_bytes = number.bit_length() // 8 + 1
+        checked.append(number.to_bytes(num_bytes, "little", signed=True) if is_large else number)
+    return tuple(checked)
 
 
 def expand(key: bytes, kind: bytes, num_bytes: int) -> bytes:
@@ -236,18 +259,14 @@ def seed_torch_generator(
 class _Blob(threading.local):
     """A state of a torch generator to write words into; one for each thread."""
 
-    tensor: torch.Tensor
-    words: np.ndarray[Any, np.dtype[np.uint64]]
-    initial_seed: np.ndarray[Any, np.dtype[np.uint8]]
-
     def __init__(self) -> None:
         import torch
 
         _check_torch_layout()
-        self.tensor = torch.Generator().manual_seed(0).get_state()
-        raw = self.tensor.numpy()
-        self.words = raw[_BLOB_WORDS].view(np.uint64)
-        self.initial_seed = raw[_BLOB_SEED]
+        self.bytes = bytearray(torch.Generator().manual_seed(0).get_state().numpy())
+        self.tensor = torch.frombuffer(self.bytes, dtype=torch.uint8)
+        first = _BLOB_WORDS.start // 4
+        self.words = memoryview(self.bytes).cast("I")[first : first + 2 * _MT_WORDS : 2]
 
 
 @functools.cache
@@ -258,9 +277,9 @@ def _blob() -> _Blob:
 def fill_torch_generator(generator: torch.Generator, key: bytes) -> None:
     """Put a CPU generator at the start of the stream `key`."""
     blob = _blob()
-    blob.words[:] = np.frombuffer(expand(key, b"torch", 4 * _MT_WORDS), "<u4")
+    blob.words[:] = memoryview(expand(key, b"torch", 4 * _MT_WORDS)).cast("I")
     _never_zero(blob.words)
-    blob.initial_seed[:] = np.frombuffer(key, np.uint8, 8)
+    blob.bytes[_BLOB_SEED] = key[:8]
     generator.set_state(blob.tensor)
 
 

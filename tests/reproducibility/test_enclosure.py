@@ -233,11 +233,11 @@ def test_ledger_waits_for_draws_that_have_begun():
     with ThreadPoolExecutor(2) as pool:
         drawing = pool.submit(ledger.outside, "source", slow_draw)
         assert begun.wait(30)
-        watching = pool.submit(ledger.watch, "task")
+        watching = pool.submit(ledger.watch, ("task",))
         go_on.set()
         drawing.result(30)
         watching.result(30)
-    assert ledger.end_watch("task") == {}
+    assert ledger.end_watch(("task",)) == {}
 
 
 def test_ledger_tells_accounted_from_other_changes():
@@ -249,14 +249,14 @@ def test_ledger_tells_accounted_from_other_changes():
         state[0] += 1
         return state[0]
 
-    ledger.watch("first")
+    ledger.watch(("first",))
     assert ledger.outside("source", draw) == 1
-    ledger.watch("second")
+    ledger.watch(("second",))
     assert ledger.outside("source", draw) == 2
-    assert ledger.end_watch("first") == {}
+    assert ledger.end_watch(("first",)) == {}
     draw()
     ledger.outside("source", draw)
-    assert ledger.end_watch("second") == {"source": ("second",)}
+    assert ledger.end_watch(("second",)) == {"source": (("second",),)}
     draw()
-    ledger.watch("third")
-    assert ledger.end_watch("third") == {}
+    ledger.watch(("third",))
+    assert ledger.end_watch(("third",)) == {}
