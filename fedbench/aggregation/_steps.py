@@ -51,4 +51,4 @@ def mark_written(written: list[tuple[str, Buffer]]) -> None:
     """Let torch see the writes: an empty in-place operation advances a tensor's version."""
     for _, buffer in written:
         if is_tensor(buffer.owner) and buffer.size:
-            buffer.owner.reshape(-1)[:0].zero_()
+            buffer.owner.detach().reshape(-1)[:0].zero_()

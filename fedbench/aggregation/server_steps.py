@@ -118,7 +118,8 @@ def fedadagrad_step(
 
     Notes
     -----
-    Determinism, time and memory: as for :func:`sgd_step`.
+    Determinism, time and memory: as for :func:`sgd_step`; the square root is rounded correctly,
+    as in numpy (``torch.sqrt`` may differ in the last bit).
 
     References
     ----------
@@ -172,7 +173,8 @@ def fedyogi_step(
 
     Notes
     -----
-    Determinism, time and memory: as for :func:`sgd_step`.
+    Determinism, time and memory: as for :func:`sgd_step`; the square root is rounded correctly,
+    as in numpy (``torch.sqrt`` may differ in the last bit).
 
     References
     ----------
@@ -224,7 +226,8 @@ def fedadam_step(
 
     Notes
     -----
-    Determinism, time and memory: as for :func:`sgd_step`.
+    Determinism, time and memory: as for :func:`sgd_step`; the square root is rounded correctly,
+    as in numpy (``torch.sqrt`` may differ in the last bit).
 
     References
     ----------
