@@ -1,0 +1,154 @@
+"""Executors against their peers: overhead per task, transport of a large model, start-up.
+
+Each test times our backends and the peers in turns, in one run, prints the medians and ratios and
+keeps them in the ``extra_info`` of the benchmark. Run with ``-s`` to see the tables.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import multiprocessing
+import operator
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+
+from fedbench.executors import make_executor
+
+from .interleaved import interleaved, ratios, table
+
+WORKERS = 2
+MODEL_SIZE = 11_700_000  # float32 numbers, as many as ResNet-18 has: 45 MB
+
+no_op = operator.pos
+add_half = functools.partial(operator.add, np.float32(0.5))
+
+
+def consume(results):
+    for _ in results:
+        pass
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """All pools that are compared, warm."""
+    spawn = multiprocessing.get_context("spawn")
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        found = {
+            "sequential": enter(make_executor("sequential")),
+            "threads": enter(make_executor("threads", WORKERS)),
+            "processes": enter(make_executor("processes", WORKERS)),
+            "ThreadPoolExecutor": enter(concurrent.futures.ThreadPoolExecutor(WORKERS)),
+            "multiprocessing.Pool": enter(spawn.Pool(WORKERS)),
+            "ProcessPoolExecutor": enter(
+                concurrent.futures.ProcessPoolExecutor(WORKERS, mp_context=spawn)
+            ),
+            "torch.multiprocessing.Pool": enter(
+                torch.multiprocessing.get_context("spawn").Pool(WORKERS)
+            ),
+        }
+        loky = pytest.importorskip("loky", reason="the peer loky is not installed")
+        found["loky"] = loky.ProcessPoolExecutor(WORKERS)
+        stack.callback(found["loky"].shutdown, kill_workers=True)
+        yield found
+
+
+def run_no_ops(pool, count):
+    """Return a function that runs no-op tasks on a pool, by its fastest in-order call."""
+    if hasattr(pool, "map_reduce") or not hasattr(pool, "imap"):
+        return lambda: consume(pool.map(no_op, range(count)))
+    return lambda: consume(pool.imap(no_op, range(count)))
+
+
+def record(benchmark, title, seconds, reference, **scale):
+    print("\n" + table(title, seconds, reference, **scale))
+    benchmark.extra_info["ratios"] = {"reference": reference, **ratios(seconds, reference)}
+
+
+def test_no_op_tasks(benchmark, pools):
+    """Microseconds per task; at most 30 for threads and 60 for processes are wanted."""
+    count, repeats = (1000, 7) if benchmark.enabled else (20, 1)
+    candidates = {name: run_no_ops(pool, count) for name, pool in pools.items()}
+    imap = pools["processes"].imap
+    candidates["processes, imap"] = lambda: consume(imap(no_op, range(count)))
+    seconds = interleaved(candidates, repeats)
+    record(benchmark, "no-op tasks, us per task", seconds, "processes", per=count)
+    benchmark.pedantic(candidates["processes"], rounds=repeats)
+
+
+def test_large_model_down_and_up(benchmark, pools):
+    """Milliseconds per task that gets a 45 MB broadcast and returns a 45 MB update."""
+    size, count, repeats = (MODEL_SIZE, 12, 5) if benchmark.enabled else (1000, 4, 1)
+    model = torch.randn(size)
+    shared = model.clone().share_memory_()
+    array = model.numpy()
+    one, two = torch.empty_like(model), torch.empty_like(model)
+
+    def two_copies():
+        for _ in range(count):
+            one.copy_(model)
+            two.copy_(one)
+
+    def ours(backend):
+        def run():
+            task = lambda broadcast, item: broadcast + 0.5  # noqa: E731
+            consume(pools[backend].imap(task, range(count), broadcast=model))
+
+        return run
+
+    torch_pool, futures_pool = pools["torch.multiprocessing.Pool"], pools["ProcessPoolExecutor"]
+    candidates = {
+        "two memory copies": two_copies,
+        "sequential": ours("sequential"),
+        "threads": ours("threads"),
+        "processes": ours("processes"),
+        "torch.multiprocessing.Pool": lambda: consume(torch_pool.imap(add_half, [shared] * count)),
+        "ProcessPoolExecutor": lambda: consume(futures_pool.map(add_half, [array] * count)),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = interleaved(candidates, repeats)
+    finally:
+        torch.set_num_threads(threads)
+    record(benchmark, "45 MB down and up, ms per task", seconds, "processes", per=count, unit=1e3)
+    benchmark.pedantic(candidates["processes"], rounds=repeats)
+
+
+def test_many_small_tensors(benchmark, pools):
+    """Milliseconds per task with a state of 60 tensors of 1000 numbers, both ways."""
+    count, repeats = (200, 5) if benchmark.enabled else (4, 1)
+    state = {f"layer{number}.weight": torch.randn(1000) for number in range(60)}
+    task = lambda state, item: {name: value + 0.5 for name, value in state.items()}  # noqa: E731
+    candidates = {
+        backend: functools.partial(pools[backend].map, task, range(count), broadcast=state)
+        for backend in ("sequential", "threads", "processes")
+    }
+    seconds = interleaved(candidates, repeats)
+    record(benchmark, "60 small tensors, us per task", seconds, "sequential", per=count)
+    benchmark.pedantic(candidates["processes"], rounds=repeats)
+
+
+def test_start_up(benchmark):
+    """Start of two workers against two bare interpreters that import torch."""
+    repeats = 3 if benchmark.enabled else 1
+
+    def bare():
+        programs = [
+            subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(WORKERS)
+        ]
+        for program in programs:
+            program.wait()
+
+    def ours():
+        with make_executor("processes", WORKERS):
+            pass
+
+    seconds = interleaved({"two bare interpreters": bare, "processes": ours}, repeats)
+    record(benchmark, "start-up, s", seconds, "two bare interpreters", unit=1)
+    benchmark.pedantic(ours, rounds=1)

@@ -1,0 +1,47 @@
+"""Times candidates in turns, so that a busy machine slows all of them alike."""
+
+import statistics
+import time
+
+
+def interleaved(candidates, repeats):
+    """Return the seconds of each candidate, by name, one number per repeat.
+
+    Every repeat runs every candidate once, in order; a first repeat warms up and is dropped.
+
+    Parameters
+    ----------
+    candidates : dict of str to callable
+        What to time.
+    repeats : int
+        How often.
+    """
+    seconds = {name: [] for name in candidates}
+    for _ in range(repeats + 1):
+        for name, run in candidates.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def ratios(seconds, reference):
+    """Return how many times longer each candidate takes than `reference`: medians over repeats."""
+    return {
+        name: statistics.median(
+            value / base for value, base in zip(values, seconds[reference], strict=True)
+        )
+        for name, values in seconds.items()
+    }
+
+
+def table(title, seconds, reference, per=1, unit=1e6):
+    """Return lines that show medians (by default in microseconds) and ratios."""
+    relative = ratios(seconds, reference)
+    lines = [title]
+    for name, values in seconds.items():
+        lines.append(
+            f"  {name:44s} {statistics.median(values) / per * unit:12.1f}"
+            f"   {relative[name]:7.2f} x {reference}"
+        )
+    return "\n".join(lines)
