@@ -15,6 +15,7 @@ release = version = distribution_version("fedbench-sim")
 
 extensions = [
     "fedbench_tables",
+    "numpydoc_references",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -31,6 +32,8 @@ OTHER_PROJECTS = (
     r"(abc|collections|concurrent|dataclasses|enum|functools|matplotlib|numpy|np|pandas|pd|pathlib"
     r"|torch|types|typing)"
 )
+# Protocols and internal records that docstrings name as types.
+nitpick_ignore = [("py:class", "Reducer"), ("py:class", "Span")]
 nitpick_ignore_regex = [
     (r"py:.*", OTHER_PROJECTS + r"\..*"),
     (r"py:class", r"(?!fedbench\.)[^A-Z].*|.* .*"),

@@ -67,7 +67,7 @@ class Registry(Generic[T]):
         return tuple(self._entries)
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of `name`; :class:`UnknownNameError` lists the known names."""
+        """Return the entry of `name`; an ``UnknownNameError`` lists the known names."""
         try:
             return self._entries[name]
         except (KeyError, TypeError):

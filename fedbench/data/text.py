@@ -60,8 +60,8 @@ def load_python_docs(
     test_fraction : float
         Share of each topic, from its end, that is kept for the test, in (0, 1).
     digest : str
-        What :func:`text_digest` should give. Another release of Python may ship another text;
-        then a warning says that results are not comparable.
+        What ``fedbench.data.text.text_digest`` should give. Another release of Python may ship
+        another text; then a warning says that results are not comparable.
     seed : int
         Ignored: nothing is drawn.
 

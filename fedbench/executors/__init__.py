@@ -46,6 +46,7 @@ EXECUTORS: Registry[type[Executor]] = Registry(
         ),
     },
 )
+"""The backends, subclasses of :class:`Executor`."""
 
 
 def make_executor(backend: str, workers: int | None = None, **options: Any) -> Executor:

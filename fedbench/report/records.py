@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.errors import RecordFormatError
+from fedbench.report.trace import Span
 
 __all__ = ["SCHEMA", "SCHEMA_VERSION", "Configuration", "Measurement", "Report", "Sample"]
 
@@ -116,6 +117,8 @@ class Measurement:
         Largest absolute difference of the final server state from the baseline's.
     foreign_load : float or None
         Share of the machine's cores that other programs used during the timed rounds.
+    spans : tuple of Span
+        Which worker ran which client when, if that was asked for.
     details : str
         Traceback of a failure.
     """
@@ -134,6 +137,7 @@ class Measurement:
     digest: str | None = None
     max_abs_diff: float | None = None
     foreign_load: float | None = None
+    spans: tuple[Span, ...] = ()
     details: str = ""
 
     @property
@@ -153,7 +157,7 @@ class Report:
     settings : mapping
         What was asked for: seed, reproducibility level, rounds, ...
     environment : mapping
-        Machine and software; see :func:`fedbench.environment.describe_environment`.
+        Machine and software; see ``fedbench.environment.describe_environment``.
     created : str
         Time of the run, ISO 8601 with offset.
     """
@@ -237,6 +241,7 @@ def _measurement(entry: Mapping[str, Any]) -> Measurement:
     values["configuration"] = Configuration(**values["configuration"])
     for name in ("warmup", "rounds"):
         values[name] = tuple(Sample(**sample) for sample in values[name])
+    values["spans"] = tuple(Span(**span) for span in values["spans"])
     return Measurement(**values)
 
 

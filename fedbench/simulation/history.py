@@ -29,7 +29,7 @@ class RoundRecord:
         ``{"train": {...}, "test": {...}}``; ``"test"`` only in rounds that evaluated.
         Training metrics are means over the cohort weighted by number of samples.
     seconds : mapping of str to float
-        Seconds for each of :data:`PHASES` and ``"total"``. Work inside client tasks is summed
+        Seconds for each of ``PHASES`` and ``"total"``. Work inside client tasks is summed
         over the clients, so with several workers the phases may add up to more than ``"total"``,
         which is the wall time of the round without evaluation.
     task_s : float
