@@ -133,6 +133,11 @@ class RoundCount(click.ParamType[int | Literal["auto"]]):
     metavar="FILE",
     help="Write the table: .csv .md .html .json .parquet. A file that exists is replaced.",
 )
+@click.option(
+    "--trace",
+    metavar="FILE.json",
+    help="Write a timeline of clients and workers for chrome://tracing or Perfetto.",
+)
 def report(
     workloads: tuple[str, ...],
     algorithms: tuple[str, ...],
@@ -145,6 +150,7 @@ def report(
     reproducibility: str,
     timeout: float,
     targets: tuple[str, ...],
+    trace: str | None,
 ) -> int:
     """Measure workloads over backends and print the speedup table.
 
@@ -155,7 +161,11 @@ def report(
         from fedbench.report import FORMATS, check_writable, format_of
 
         formats = {target: format_of(target) for target in targets}
-    for target in targets:
+        if trace is not None:
+            format_of(trace, [".json"])
+            if trace in targets:
+                raise ValueError(f"--trace and --out must be different files, got {trace!r} twice.")
+    for target in (*targets, *([trace] if trace else [])):
         check_writable(target)
     with usage_errors():
         from fedbench.executors import EXECUTORS
@@ -166,6 +176,7 @@ def report(
             measure,
             render_text,
             succeeded,
+            to_chrome_trace,
         )
 
         chosen = find_preset(preset)
@@ -178,11 +189,15 @@ def report(
             reproducibility=reproducibility,
             timeout_s=timeout,
             intraop_row=chosen.intraop_row,
+            trace=trace is not None,
             backends=backends or EXECUTORS.names(),
             workers=workers or default_worker_counts(),
         )
     with progress_bar() as listener:
         result = measure(settings, on_progress=listener)
     click.echo(render_text(result, terminal_width()), nl=False)
-    write_files({target: FORMATS[suffix](result) for target, suffix in formats.items()})
+    contents = {target: FORMATS[suffix](result) for target, suffix in formats.items()}
+    if trace is not None:
+        contents[trace] = to_chrome_trace(result).encode("utf-8")
+    write_files(contents)
     return 0 if succeeded(result) else 1

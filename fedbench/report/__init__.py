@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from fedbench.report.settings import Settings as Settings
     from fedbench.report.settings import default_worker_counts as default_worker_counts
     from fedbench.report.settings import find_preset as find_preset
+    from fedbench.report.trace import to_chrome_trace as to_chrome_trace
 
 _EXPORTS = {
+    "to_chrome_trace": "trace",
     "Timings": "comparison",
     "load_timings": "comparison",
     "Change": "comparison",
@@ -96,6 +98,7 @@ __all__ = [
     "render_comparison",
     "render_text",
     "succeeded",
+    "to_chrome_trace",
     "to_comparison_frame",
     "to_frame",
     "write_atomically",

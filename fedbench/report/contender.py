@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedbench.report.processes import cpu_seconds, descendants
 from fedbench.report.records import Configuration, Sample
+from fedbench.report.trace import Span, trace_tasks
 
 __all__ = ["Contender", "Facts", "largest_difference"]
 
@@ -40,12 +41,23 @@ class Contender:
         Seed of the simulation.
     reproducibility : {"L0", "L1"}
         Level of the simulation.
+    trace : bool
+        Record which worker runs which client when.
     """
 
-    def __init__(self, configuration: Configuration, seed: int, reproducibility: str) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        seed: int,
+        reproducibility: str,
+        *,
+        trace: bool = False,
+    ) -> None:
         self._configuration = configuration
         self._seed = seed
         self._reproducibility = reproducibility
+        self._trace = trace
+        self._spans: list[Span] = []
         self._executor: Any = None
         self._simulation: Any = None
 
@@ -57,6 +69,8 @@ class Contender:
         self._executor = make_executor(
             wanted.backend, wanted.workers, intraop_threads=wanted.intraop_threads
         )
+        if self._trace:
+            self._spans = trace_tasks(self._executor)
         self._simulation = Simulation(
             wanted.workload,
             algorithm=wanted.algorithm,
@@ -82,12 +96,14 @@ class Contender:
         cpu_before = _cpu(workers)
         begin = time.perf_counter()
         record = self._simulation.run_round(evaluate=False)
-        wall = time.perf_counter() - begin
+        end = time.perf_counter()
         # Workers that were started in this round count from their start.
         cpu_after = _cpu(list({*workers, *descendants()}))
+        if self._trace:
+            self._spans.append(Span(f"round {record.round}", "server", begin, end))
         return Sample(
             round=record.round,
-            seconds={**record.seconds, "total": wall},
+            seconds={**record.seconds, "total": end - begin},
             task_s=record.task_s,
             cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
             uplink_bytes=record.uplink_bytes,
@@ -119,6 +135,10 @@ class Contender:
                 "clients": simulation.client_states,
             }
         )
+
+    def spans(self) -> list[Span]:
+        """Return what was recorded, in the order in which it ended."""
+        return self._spans
 
     def close(self) -> None:
         """Close the executor; safe at any time."""

@@ -32,6 +32,7 @@ from fedbench.report.host import ContenderError, Host
 from fedbench.report.processes import cpu_seconds, family, machine_busy_seconds
 from fedbench.report.records import Configuration, Measurement, Report, Sample
 from fedbench.report.settings import Settings
+from fedbench.report.trace import Span
 
 __all__ = ["Progress", "measure"]
 
@@ -108,7 +109,9 @@ def measure(
 
 
 def _launch_host(configuration: Configuration, settings: Settings) -> Contestant:
-    contender = Contender(configuration, settings.seed, settings.reproducibility)
+    contender = Contender(
+        configuration, settings.seed, settings.reproducibility, trace=settings.trace
+    )
     return Host(contender, timeout_s=settings.timeout_s)
 
 
@@ -169,6 +172,7 @@ class _Entry:
     evaluation: tuple[float | None, dict[str, float]] = (None, {})
     digest: str | None = None
     max_abs_diff: float | None = None
+    spans: tuple[Span, ...] = ()
     failure: ContenderError | None = None
 
     @contextlib.contextmanager
@@ -199,6 +203,7 @@ class _Entry:
             digest=self.digest,
             max_abs_diff=self.max_abs_diff,
             foreign_load=foreign_load,
+            spans=self.spans,
         )
 
 
@@ -218,7 +223,7 @@ def _measure_job(
         _prepare(entries, counter)
         _warm_up(entries, settings, counter)
         foreign_load = _timed_rounds(entries, settings, counter)
-        _finish(entries, counter)
+        _finish(entries, settings, counter)
         for entry in entries:  # they end side by side, then the stack waits for each
             entry.host.dismiss()
         return [entry.measurement(foreign_load) for entry in entries]
@@ -310,12 +315,14 @@ class _ForeignLoad:
         return max(0.0, busy - own) / (wall * (psutil.cpu_count() or 1)) if wall > 0 else None
 
 
-def _finish(entries: list[_Entry], counter: _Counter) -> None:
+def _finish(entries: list[_Entry], settings: Settings, counter: _Counter) -> None:
     for entry in _alive(entries):
         counter.step(f"{entry.configuration}: checking the final state")
         with entry.guarded():
             entry.evaluation = entry.host.call("evaluate", watch_memory=True)
             entry.digest = entry.host.call("digest")
+            if settings.trace:
+                entry.spans = tuple(entry.host.call("spans"))
     baseline = next((e for e in _alive(entries) if e.configuration.is_baseline), None)
     if baseline is None or baseline.digest is None:
         return

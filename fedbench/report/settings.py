@@ -102,6 +102,8 @@ class Settings:
     intraop_row : bool
         Also measure what a user might do instead of using workers: `sequential` with torch's own
         threads on all cores.
+    trace : bool
+        Record which worker runs which client when.
 
     Raises
     ------
@@ -120,6 +122,7 @@ class Settings:
     timeout_s: float = 600.0
     budget_s: float = 60.0
     intraop_row: bool = True
+    trace: bool = False
 
     def __post_init__(self) -> None:
         _check_names("workloads", self.workloads, WORKLOADS)

@@ -77,6 +77,8 @@ def test_help_lists_every_command():
         (["report", "--out", "table.cvs"], "Did you mean '.csv'?"),
         (["report", "--out", "/proc/x.csv"], "cannot write '/proc/x.csv'"),
         (["report", "--out", "/"], "must end in one of"),
+        (["report", "--trace", "t.csv"], "must end in one of .json"),
+        (["report", "--trace", "t.json", "--out", "t.json"], "must be different files"),
         (["report", "stray"], "unexpected extra argument"),
         (["run"], "Missing option '--workload'"),
         (["run", "--workload", "digits-logrek"], "Did you mean 'digits-logreg'?"),
