@@ -1,0 +1,96 @@
+"""Whole rounds against the plain hand-written loop, on every backend.
+
+``python benchmarks/bench_rounds.py`` times rounds of the plain loop and of the simulation in turn
+and prints the speedup over the plain loop: the median of the ratios of neighbouring rounds, and
+the middle half of them. ``pytest benchmarks/bench_rounds.py`` times single rounds.
+"""
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedbench
+from fedbench.executors import EXECUTORS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from interleaved import interleaved
+from plain_loop import PlainLoop
+from round_workloads import ROUND_WORKLOADS
+
+SMOKE = ("logreg",)
+
+
+@pytest.mark.parametrize("name", SMOKE)
+@pytest.mark.parametrize("backend", ["plain", "sequential", "threads", "processes"])
+def test_round(benchmark, name, backend):
+    """Time one round of each side."""
+    workload = ROUND_WORKLOADS[name]()
+    benchmark.group = f"round of {name}"
+    if backend == "plain":
+        loop = PlainLoop(workload)
+        benchmark.pedantic(loop.run_round, (range(workload.cohort_size),), rounds=3)
+        return
+    workers = None if backend == "sequential" else 2
+    with fedbench.Simulation(workload, executor=backend, workers=workers) as simulation:
+        benchmark.pedantic(simulation.run_round, rounds=3, warmup_rounds=1)
+
+
+def compare(name, backends, workers, repeats):
+    """Return the seconds of every side in turn, and the digests of the simulations."""
+    workload = ROUND_WORKLOADS[name]()
+    torch.set_num_threads(1)
+    loop = PlainLoop(workload)
+    cohort = range(workload.cohort_size)
+    simulations = {
+        backend: fedbench.Simulation(
+            workload, executor=backend, workers=None if backend == "sequential" else workers
+        )
+        for backend in backends
+    }
+    try:
+        sides = {"plain": lambda: loop.run_round(cohort)}
+        sides |= {backend: simulation.run_round for backend, simulation in simulations.items()}
+        seconds = interleaved(sides, repeats)
+        digests = {simulation.state_digest() for simulation in simulations.values()}
+    finally:
+        for simulation in simulations.values():
+            simulation.close()
+    return seconds, digests
+
+
+def speedups(seconds):
+    """Return lines with the median of each side and its speedup over the plain loop."""
+    lines = []
+    for name, values in seconds.items():
+        ratios = [plain / own for plain, own in zip(seconds["plain"], values, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        lines.append(
+            f"  {name:12s} {statistics.median(values) * 1e3:9.1f} ms"
+            f"   {middle:5.2f} x plain ({low:.2f} to {high:.2f})"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    """Print the table of the chosen workloads."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(ROUND_WORKLOADS), metavar="WORKLOAD")
+    parser.add_argument("--backend", nargs="*", default=["sequential", "threads", "processes"])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=9)
+    arguments = parser.parse_args()
+    for backend in arguments.backend:
+        EXECUTORS.entry(backend)
+    for name in arguments.names:
+        seconds, digests = compare(name, arguments.backend, arguments.workers, arguments.repeats)
+        bits = "the same bits" if len(digests) == 1 else "DIFFERENT BITS"
+        print(f"{name}: {arguments.repeats} rounds, {arguments.workers} workers, {bits}")
+        print(speedups(seconds))
+
+
+if __name__ == "__main__":
+    main()
