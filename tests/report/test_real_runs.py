@@ -93,3 +93,23 @@ def test_run_prints_and_writes_its_metrics(tmp_path):
     frame = pd.read_csv(target)
     assert list(frame.columns) == ["round", "split", "metric", "value"]
     assert frame["round"].max() == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_backend_whose_package_is_missing_is_a_row_that_says_what_to_install(tmp_path):
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    (absent / "ray.py").write_text("raise ModuleNotFoundError('No module', name='ray')")
+    table = tmp_path / "t.csv"
+    wanted = ["--workload", "quadratic", "--backend", "sequential", "ray", "--rounds", "1"]
+    done = subprocess.run(
+        command("report", "--preset", "smoke", *wanted, "--out", str(table)),
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(absent)},
+    )
+    status = pd.read_csv(table)["status"].tolist()
+    assert status[0] == "ok"
+    assert "needs the package 'ray'" in status[1]
+    assert "pip install 'fedbench-sim[ray]'" in status[1]
+    assert b"Traceback" not in done.stdout + done.stderr
