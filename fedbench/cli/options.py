@@ -77,7 +77,7 @@ def progress_bar() -> Iterator[Callable[[Progress], None] | None]:
         yield lambda progress: _draw(bar, progress)
 
 
-_BAR = "{percentage:3.0f}%|{bar:20}| {elapsed}<{remaining} {desc}"
+_BAR = "{percentage:3.0f}%|{bar:10}| {elapsed}<{remaining} {desc}"
 
 
 def _draw(bar: Any, progress: Progress) -> None:

@@ -14,7 +14,7 @@ _WIDE_SPREAD = 0.25
 
 def notes(report: Report) -> list[str]:
     """Return what a reader must know beside the figures: failures first, then doubts."""
-    failed, broken, doubts = [], [], []
+    failed, broken = [], []
     for row in rows(report):
         measurement = row.measurement
         name = measurement.configuration
@@ -27,14 +27,37 @@ def notes(report: Report) -> list[str]:
                 f"{name}: the final state must be bitwise that of the baseline and is not "
                 f"(largest difference {difference}). Its speedup is not one."
             )
+    return [
+        *failed,
+        *_tracebacks(report),
+        *broken,
+        *_wide_spread(report),
+        *_few_rounds(report),
+        *_foreign_load(report),
+    ]
+
+
+def _tracebacks(report: Report) -> list[str]:
+    if any(entry.details for entry in report.measurements):
+        return ["the tracebacks of failed rows are in the file of --out FILE.json."]
+    return []
+
+
+def _wide_spread(report: Report) -> list[str]:
+    wide = []
+    for row in rows(report):
         middle = statistics.median(row.round_seconds())
         spread = statistics.interquartile_range(row.round_seconds())
         if middle and spread and spread > _WIDE_SPREAD * middle:
-            doubts.append(
-                f"{name}: rounds vary by {spread / middle:.0%} of their median (interquartile "
-                "range). Quiet the machine or raise --rounds before concluding."
-            )
-    return [*failed, *broken, *doubts, *_few_rounds(report), *_foreign_load(report)]
+            wide.append((spread / middle, str(row.measurement.configuration)))
+    if not wide:
+        return []
+    share, name = max(wide)
+    return [
+        f"rounds vary by more than {_WIDE_SPREAD:.0%} of their median (interquartile range) in "
+        f"{len(wide)} of {len(report.measurements)} rows, most in {name}: {share:.0%}. Quiet the "
+        "machine or raise --rounds before concluding."
+    ]
 
 
 def _few_rounds(report: Report) -> list[str]:

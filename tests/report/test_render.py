@@ -110,9 +110,15 @@ def test_wide_spread_few_rounds_and_foreign_load_are_noted(build):
     assert notes(calm) == []
     noisy = build.report(build.measurement(totals=(1.0, 2.0, 3.0), foreign_load=0.4))
     spread, few, load = notes(noisy)
-    assert "vary by 50%" in spread
+    assert spread.startswith("rounds vary by more than 25%")
+    assert "in 1 of 1 rows, most in digits/fedavg/sequential (1 worker): 50%." in spread
     assert few.startswith("3 timed rounds")
     assert "used up to 40% of the machine" in load
+
+
+def test_the_way_to_a_traceback_is_noted(build):
+    failed = build.measurement(status="ValueError: x", details="Traceback ...", rounds=())
+    assert notes(build.report(failed))[1].startswith("the tracebacks of failed rows are in")
 
 
 @pytest.mark.parametrize("path", ["t.csv", "T.CSV", "a.b/t.md", "x.json"])
