@@ -43,7 +43,7 @@ def _workload(name, model, *, batch_size, lr, clients, **data):
 
 
 def logistic_regression():
-    """784 -> 10, 100 clients of 100 samples, batch 10."""
+    """Return logistic regression 784 -> 10, 100 clients of 100 samples, batch 10."""
     return _workload(
         "logreg",
         functools.partial(models.logistic_regression, 784, 10),
@@ -57,7 +57,7 @@ def logistic_regression():
 
 
 def fedavg_cnn():
-    """The FedAvg CNN, 20 clients of 100 samples, batch 20."""
+    """Return the FedAvg CNN, 20 clients of 100 samples, batch 20."""
     return _workload(
         "fedavg-cnn",
         models.fedavg_cnn,
@@ -71,7 +71,7 @@ def fedavg_cnn():
 
 
 def cifar_cnn():
-    """A CNN on 32x32 colour images, 100 clients of 100 samples, batch 50."""
+    """Return a CNN on 32x32 colour images, 100 clients of 100 samples, batch 50."""
     return _workload(
         "cifar-cnn",
         models.cifar_cnn,
@@ -85,7 +85,7 @@ def cifar_cnn():
 
 
 def resnet18_step():
-    """ResNet-18 with GroupNorm and the ImageNet stem, 10 clients with one step of batch 8."""
+    """Return ResNet-18 (GroupNorm, ImageNet stem), 10 clients with one step of batch 8."""
     return _workload(
         "resnet18-step",
         functools.partial(models.resnet18, stem="imagenet"),
@@ -99,7 +99,7 @@ def resnet18_step():
 
 
 def char_lstm():
-    """The 2x256 character LSTM, 10 clients of 20 sequences of 80, batch 10."""
+    """Return the 2x256 character LSTM, 10 clients of 20 sequences of 80, batch 10."""
     return _workload(
         "char-lstm",
         functools.partial(models.char_lstm, 80),

@@ -57,6 +57,8 @@ class Snapshot:
         The history as plain values.
     digest : str
         Digest of `state` as the simulation takes it.
+    pinned : mapping of str to object
+        What the bits of the run depend on besides its seed.
     """
 
     identity: Mapping[str, Any]
@@ -64,6 +66,7 @@ class Snapshot:
     state: Any
     records: Sequence[Mapping[str, Any]]
     digest: str
+    pinned: Mapping[str, Any]
 
 
 def write_checkpoint(directory: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
@@ -83,6 +86,7 @@ def write_checkpoint(directory: Path, snapshot: Snapshot, *, keep: int = 2) -> P
         "identity": snapshot.identity,
         "rounds_done": snapshot.rounds_done,
         "digest": snapshot.digest,
+        "pinned": snapshot.pinned,
         "sha256": hashlib.sha256(payload).hexdigest(),
         "structure": structure,
         "records": snapshot.records,
@@ -167,6 +171,7 @@ def read_checkpoint(path: Path) -> Snapshot:
         state=_decode(manifest["structure"], tensors),
         records=manifest["records"],
         digest=manifest["digest"],
+        pinned=manifest["pinned"],
     )
 
 

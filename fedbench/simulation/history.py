@@ -62,9 +62,13 @@ class History:
     ----------
     records : list of RoundRecord
         One for each round.
+    pinned : dict
+        What the bits of the run depend on besides its seed: versions, instruction sets, threads,
+        flags (:func:`fedbench.reproducibility.pinned`).
     """
 
     records: list[RoundRecord] = field(default_factory=list)
+    pinned: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.records)

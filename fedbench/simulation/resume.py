@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedbench.algorithms import ServerState
 from fedbench.errors import CheckpointError
-from fedbench.reproducibility import digest
+from fedbench.reproducibility import digest, incomparable
 from fedbench.simulation.checkpoint import (
     Snapshot,
     latest_checkpoint,
@@ -48,6 +49,7 @@ def save(simulation: Simulation, directory: Path) -> Path:
         },
         records=[dataclasses.asdict(record) for record in simulation.history],
         digest=simulation.state_digest(),
+        pinned=simulation.history.pinned,
     )
     return write_checkpoint(directory, snapshot)
 
@@ -68,10 +70,18 @@ def restore(simulation: Simulation, path: Path) -> int:
     server = ServerState(state["model"], state["extra"])
     if digest_of(server, state["clients"]) != snapshot.digest:
         raise CheckpointError(f"{path} is damaged: the digest of its state does not match.")
+    differences = incomparable(snapshot.pinned, simulation.history.pinned)
+    if differences:
+        warnings.warn(
+            f"{path} was written under other conditions, so what follows may not have the bits of "
+            f"the unbroken run: {'; '.join(differences)}.",
+            stacklevel=3,
+        )
     simulation.server = server
     simulation.client_states = state["clients"]
     simulation.rounds_done = snapshot.rounds_done
-    simulation.history = History([RoundRecord.from_plain(record) for record in snapshot.records])
+    records = [RoundRecord.from_plain(record) for record in snapshot.records]
+    simulation.history = History(records, simulation.history.pinned)
     return snapshot.rounds_done
 
 

@@ -25,7 +25,7 @@ from fedbench.algorithms import (
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
-from fedbench.reproducibility import level_or_default, torch_generator
+from fedbench.reproducibility import level_or_default, pinned, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
     positive,
@@ -180,7 +180,7 @@ class Simulation:
         )
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
-        self.history = History()
+        self.history = History(pinned=pinned(self._executor.intraop_threads))
 
     @property
     def server(self) -> ServerState:

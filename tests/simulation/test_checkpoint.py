@@ -116,6 +116,14 @@ def test_another_schema_is_refused(tmp_path):
         make().load_checkpoint(tmp_path)
 
 
+def test_a_checkpoint_of_another_machine_warns(tmp_path, monkeypatch):
+    make().run(1, checkpoint_dir=tmp_path)
+    other = make()
+    other.history.pinned["torch_capability"] = "AVX9000"
+    with pytest.warns(UserWarning, match="torch_capability is .* on one side and 'AVX9000'"):
+        other.load_checkpoint(tmp_path)
+
+
 def test_a_full_disk_keeps_the_older_checkpoints(tmp_path, monkeypatch):
     simulation = make()
     simulation.run(1, checkpoint_dir=tmp_path)

@@ -51,6 +51,7 @@ def test_one_digest_with_delays(executor, algorithm, model):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_one_digest_of_everything(new_executor, backend, workers):
     if backend == "sequential" and workers > 1:
@@ -82,14 +83,35 @@ class KillsItsWorkerOnce:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "model"),
-    [("scaffold", "dropout"), pytest.param("ditto", "lstm", marks=pytest.mark.slow)],
-)
-def test_a_retried_task_draws_the_same_numbers(new_executor, backend, tmp_path, algorithm, model):
+def killed_once(executor, folder, algorithm, model):
+    """Run with one worker killed in the middle of a task, which is then run again."""
+    os.makedirs(folder)
+    killer = KillsItsWorkerOnce(str(folder), "client-3", 1)
+    result = run(algorithm, model, executor=executor, around_client=killer)
+    assert os.path.exists(killer.mark)
+    return result
+
+
+@pytest.fixture
+def mortal(backend):
+    """Skip the backends whose workers live in this process."""
     if backend not in ("processes", "ray"):
         pytest.skip("a worker of this backend cannot die alone")
-    killer = KillsItsWorkerOnce(str(tmp_path), "client-3", 1)
-    result = run(algorithm, model, executor=new_executor(2, retries=1), around_client=killer)
-    assert os.path.exists(killer.mark)
-    assert result == expected(algorithm, model)
+
+
+def test_a_retried_task_draws_the_same_numbers(mortal, new_executor, tmp_path):
+    result = killed_once(new_executor(2, retries=1), tmp_path / "kill", "scaffold", "dropout")
+    assert result == expected("scaffold", "dropout")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_retries_of_everything(mortal, new_executor, tmp_path):
+    executor = new_executor(2, retries=1)
+    different = [
+        (algorithm, model)
+        for algorithm, model in FULL
+        if killed_once(executor, tmp_path / f"{algorithm}-{model}", algorithm, model)
+        != expected(algorithm, model)
+    ]
+    assert not different
