@@ -3,13 +3,14 @@
 The public methods of :class:`Executor` are final; a backend is a subclass that implements the
 hooks of :class:`fedbench.executors.hooks.BackendHooks`.
 
-Results are given in the order of the items, callbacks run on the entering thread, and after a
-failure the executor is ready for the next map: server code never sees concurrency.
+Results come in the order of the items and callbacks run on the entering thread: server code never
+sees concurrency.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,6 +79,7 @@ class Executor(BackendHooks):
         self.startup_s = 0.0
         """Seconds that starting the workers took."""
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
         self._closed = False
         self._run: Run | None = None
 
@@ -102,6 +104,7 @@ class Executor(BackendHooks):
             self._stop_workers()
             raise
         self._thread = threading.current_thread()
+        self._pid = os.getpid()
         self.startup_s = time.perf_counter() - begin
 
     @final
@@ -109,12 +112,13 @@ class Executor(BackendHooks):
         """End the workers; idempotent. A closed executor refuses work."""
         if self._closed:
             return
-        self._closed = True
-        if self._thread is None:
-            return
         if self._run is not None:
-            self._run.end_by(None)
-        self._stop_workers()
+            self._refuse_other_thread()
+        self._closed = True
+        if self._thread is not None and not self._is_forked_copy():
+            if self._run is not None:
+                self._run.end_by(None)
+            self._stop_workers()
 
     def __enter__(self: Self) -> Self:
         self.start()
@@ -230,7 +234,7 @@ class Executor(BackendHooks):
 
         Raises
         ------
-        ClientTaskError, WorkerDiedError, TaskTimeoutError, ExecutorClosedError, NestedExecutorError
+        ExecutorError
             As for :meth:`map`; the results before the failure may not all have been yielded.
         """
         limit = self._lookahead if window is None else check_count("window", window, 1)
@@ -273,7 +277,7 @@ class Executor(BackendHooks):
 
         Raises
         ------
-        ClientTaskError, WorkerDiedError, TaskTimeoutError, ExecutorClosedError, NestedExecutorError
+        ExecutorError
             As for :meth:`map`.
         """
         from fedbench.executors.runner import fold
@@ -367,20 +371,31 @@ class Executor(BackendHooks):
             )
         if self._thread is None:
             raise ExecutorClosedError(
-                f"the {self.backend!r} executor is not started. "
-                "Use it in a with statement or call start() first."
+                f"the {self.backend!r} executor is not started. Use it in a with statement."
             )
-        if self._thread is not threading.current_thread():
+        if self._is_forked_copy():
             raise ExecutorError(
-                "an executor must be used on the thread that entered it "
-                f"({self._thread.name!r}), got a call on {threading.current_thread().name!r}. "
-                "Make one executor per thread."
+                f"the {self.backend!r} executor must be used in the process that started it "
+                f"({self._pid}), got a call in a process forked from it ({os.getpid()}). "
+                "Make an executor there."
             )
+        self._refuse_other_thread()
         if self._run is not None:
             raise NestedExecutorError(
                 f"the {self.backend!r} executor must finish one map before the next, got a call "
                 "while a map is running. Finish or close the imap iterator, and do not call the "
                 "executor in on_result."
+            )
+
+    def _is_forked_copy(self) -> bool:
+        return self._pid != os.getpid()
+
+    def _refuse_other_thread(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            raise ExecutorError(
+                "an executor must be used on the thread that entered it "
+                f"({self._thread.name!r}), got a call on {threading.current_thread().name!r}. "
+                "Make one executor per thread."
             )
 
     def _refuse_client_code(self, verb: str) -> None:

@@ -120,13 +120,16 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return NotImplemented  # torch's own pickling knows these
         if not tensor.numel():
             return _empty_tensor, (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+        lazy = tensor.is_conj() or tensor.is_neg()
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        key = (place, tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+        key = (place, tensor.requires_grad, lazy and (tensor.is_conj(), tensor.is_neg()))
         if key in self._tied:
             return _tied_tensor, (self._tied[key],)
         # This table and the pickler keep every tensor alive, so no address is used twice.
         self._tied[key] = tensor
-        plain = tensor.detach().resolve_conj().resolve_neg()
+        plain = tensor.detach()
+        if lazy:
+            plain = plain.resolve_conj().resolve_neg()
         return _tensor_on, (
             pickle.PickleBuffer(_flat_bytes(plain)),
             tensor.dtype,
@@ -137,14 +140,20 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _flat_bytes(tensor: torch.Tensor) -> Any:
-    """Return the tensor's memory as bytes in storage order, copied only if it has gaps."""
+    """Return the tensor's memory in storage order as an array, copied only if it has gaps."""
     if not tensor.is_contiguous():
         strides = kept_strides(tensor)
         if strides != tensor.stride():
-            dense = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+            dense = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="cpu")
             tensor = dense.copy_(tensor)
         tensor = tensor.as_strided((tensor.numel(),), (1,))
-    return tensor.reshape(-1).view(torch.uint8).numpy()
+    if tensor.dtype not in _NUMPY_DTYPES:
+        tensor = tensor.reshape(-1).view(torch.uint8)
+    return tensor.numpy()
+
+
+_NUMPY_DTYPES = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8}
+"""The usual ones of those that numpy has too; others are taken as bytes."""
 
 
 def _tensor_on(

@@ -23,8 +23,10 @@ class Program:
         Where it is written and runs.
     """
 
-    def __init__(self, code, folder, *arguments, stdin_code=False, env=None):
-        command = [sys.executable]
+    def __init__(
+        self, code, folder, *arguments, stdin_code=False, env=None, interpreter_options=()
+    ):
+        command = [sys.executable, *interpreter_options]
         if stdin_code:
             command += ["-"]
         else:

@@ -46,6 +46,20 @@ def test_the_ambient_state_of_the_caller_holds_in_the_tasks(executor):
     assert set(executor.map(ambient, range(6))) == {plain}
 
 
+def test_the_default_device_of_the_caller_holds_in_the_tasks(executor):
+    def task(broadcast, item):
+        return torch.empty(2).device.type, float(broadcast[item]), broadcast.device.type
+
+    try:
+        torch.set_default_device("meta")
+        weight = torch.arange(4.0, device="cpu")
+        found = executor.map(task, range(3), broadcast=weight)
+    finally:
+        torch.set_default_device("cpu")
+    assert found == [("meta", float(item), "cpu") for item in range(3)]
+    assert executor.map(lambda item: torch.empty(2).device.type, [1]) == ["cpu"]
+
+
 def parent_state():
     return (
         torch.get_num_threads(),

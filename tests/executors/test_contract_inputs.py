@@ -141,6 +141,18 @@ def test_a_result_that_is_part_of_the_broadcast_is_a_copy(executor):
     assert results[3]["view"].eq(1).all()
 
 
+def test_a_write_that_goes_unnoticed_does_not_reach_the_next_map(executor):
+    weight = torch.ones(100_000)
+
+    def write(broadcast, item):
+        broadcast.data.zero_()  # does not count as a write to torch
+
+    executor.map(write, range(4), broadcast=weight)
+    assert weight.eq(1).all()
+    read = lambda broadcast, item: float(broadcast.mean())  # noqa: E731
+    assert executor.map(read, range(4), broadcast=weight) == [1.0] * 4
+
+
 def test_the_caller_may_change_the_broadcast_between_maps(executor):
     weight = torch.zeros(100_000)
     for repeat in range(5):

@@ -1,5 +1,6 @@
 """The contract of all executors, on every backend: arguments, life and misuse."""
 
+import os
 import threading
 
 import pytest
@@ -124,6 +125,41 @@ def test_use_from_another_thread_is_refused(executor):
     thread.start()
     thread.join(60)
     assert "on the thread that entered it" in str(errors[0])
+    assert executor.map(square, [3]) == [9]
+
+
+def test_closing_from_another_thread_in_the_middle_of_a_map_is_refused(new_executor):
+    executor = new_executor()
+    errors = []
+
+    def close():
+        try:
+            executor.close()
+        except ExecutorError as error:
+            errors.append(error)
+
+    def on_result(index, result):
+        if index == 0:
+            thread = threading.Thread(target=close)
+            thread.start()
+            thread.join(60)
+
+    assert executor.map(square, range(3), on_result=on_result) == [0, 1, 4]
+    assert "on the thread that entered it" in str(errors[0])
+
+
+def test_a_forked_copy_is_refused_and_harmless(executor):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            executor.map(square, [1])
+        except ExecutorError as error:
+            code = 0 if "in a process forked from it" in str(error) else 2
+        finally:
+            executor.close()
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
     assert executor.map(square, [3]) == [9]
 
 

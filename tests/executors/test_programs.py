@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from .scripts import run, wait_until
+from .scripts import Program, run, wait_until
 
 POOLS = ["threads", "processes"]
 
@@ -49,6 +49,50 @@ def test_modules_beside_the_script_are_found(tmp_path):
     assert run(BESIDE, tmp_path) == "[0, 3, 6]\n"
 
 
+TRACEBACK = """
+from fedbench.executors import make_executor
+if __name__ == "__main__":
+    def look_up_missing_client(item):
+        return {}[item]
+    with make_executor("processes", 2) as executor:
+        executor.map(look_up_missing_client, range(3))
+"""
+
+
+def test_the_traceback_of_a_worker_is_shown_without_any_set_up(tmp_path):
+    code, _, err = Program(TRACEBACK, tmp_path).finish()
+    assert code == 1
+    assert "client task 0 failed" in err
+    assert "in look_up_missing_client" in err
+    assert "KeyError: 0" in err
+
+
+RESIDENT = """
+import gc, os, torch
+from fedbench.executors import Resident, make_executor
+if __name__ == "__main__":
+    data = Resident(torch.ones(1_000_000))
+    def task(item, data=data):
+        return os.getpid(), id(data.value), float(data.value.sum())
+    with make_executor("processes", 2) as executor:
+        seen = [one for _ in range(5) for one in executor.map(task, range(20))]
+        places = {(pid, place) for pid, place, _ in seen}
+        assert len(places) == len({pid for pid, _ in places}), "built more than once in a worker"
+        assert {total for _, _, total in seen} == {1e6}
+        held = os.stat(f"/proc/self/fd/{executor._downlink.arena.fd}").st_blocks
+        del data, task
+        executor.map(abs, range(4))
+        gc.collect()
+        executor.map(abs, range(4))
+        given_back = held - os.stat(f"/proc/self/fd/{executor._downlink.arena.fd}").st_blocks
+        print(given_back * 512 >= 4_000_000)
+"""
+
+
+def test_a_resident_travels_once_and_its_memory_is_given_back(tmp_path):
+    assert run(RESIDENT, tmp_path) == "True\n"
+
+
 OPENMP_FIRST = """
 import torch
 from fedbench.executors import make_executor
@@ -79,8 +123,9 @@ if __name__ == "__main__":
 """
 
 
-def test_many_maps_are_silent(tmp_path):
-    assert run(TWENTY_MAPS, tmp_path) == "done\n"
+def test_many_maps_are_silent_and_never_fork(tmp_path):
+    options = ["-W", "error::DeprecationWarning:__main__", "-W", "error::DeprecationWarning:os"]
+    assert run(TWENTY_MAPS, tmp_path, interpreter_options=options) == "done\n"
 
 
 DATA_LOADERS = """

@@ -28,5 +28,16 @@ protocol.py   messages and their framing
 slots.py      result slots, both sides
 control.py    the control page
 memory.py     anonymous shared memory
+results.py    answers turned into results and errors
 ============  ==================================================================
 """
+
+import sys
+
+from fedbench.errors import UnsupportedPlatformError
+
+if not sys.platform.startswith("linux"):
+    # Here, because the modules of this package need what only Linux has.
+    raise UnsupportedPlatformError(
+        f"the backend 'processes' needs Linux, got {sys.platform!r}. Use the backend 'threads'."
+    )

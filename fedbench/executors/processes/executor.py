@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 from fedbench.errors import (
     ExecutorError,
     ResourceError,
-    UnsupportedPlatformError,
     WorkerDiedError,
 )
 from fedbench.executors.ambient import Ambient
@@ -67,11 +65,6 @@ class ProcessExecutor(Executor):
     recycle_after : int, optional
         Tasks after which a worker is replaced by a fresh one, between tasks; in ``map_reduce``
         between maps.
-
-    Raises
-    ------
-    UnsupportedPlatformError
-        On systems other than Linux.
     """
 
     backend = "processes"
@@ -86,11 +79,6 @@ class ProcessExecutor(Executor):
         timeout: float | None = None,
         recycle_after: int | None = None,
     ) -> None:
-        if not sys.platform.startswith("linux"):
-            raise UnsupportedPlatformError(
-                f"the backend 'processes' needs Linux, got {sys.platform!r}. "
-                "Use the backend 'threads'."
-            )
         super().__init__(workers, intraop_threads=intraop_threads, retries=retries, timeout=timeout)
         self.recycle_after = (
             None if recycle_after is None else check_count("recycle_after", recycle_after, 1)
