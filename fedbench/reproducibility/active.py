@@ -11,6 +11,7 @@ import torch
 from fedbench.reproducibility.streams import (
     KeyedSeedSequence,
     fill_torch_generator,
+    hash_name,
     numpy_random_state,
     python_random_of,
 )
@@ -23,16 +24,16 @@ class TaskGenerators:
 
     Parameters
     ----------
-    key : bytes
-        The stream that all of them are filled from.
+    name : tuple
+        The stream that all of them are filled from; hashed when the first is made.
     outer : TaskGenerators or None
         Those of the scope that is resumed when this one ends.
     """
 
-    __slots__ = ("_key", "_numpy", "_python", "_seeds", "_torch", "outer")
+    __slots__ = ("_name", "_numpy", "_python", "_seeds", "_torch", "outer")
 
-    def __init__(self, key: bytes, outer: TaskGenerators | None) -> None:
-        self._key = key
+    def __init__(self, name: tuple[int | str | bytes, ...], outer: TaskGenerators | None) -> None:
+        self._name = name
         self.outer = outer
         self._torch: torch.Generator | None = None
         self._numpy: np.random.RandomState | None = None
@@ -44,14 +45,14 @@ class TaskGenerators:
         """What ``torch``'s functions without ``generator=`` draw from; a CPU generator."""
         if self._torch is None:
             self._torch = torch.Generator()
-            fill_torch_generator(self._torch, self._key)
+            fill_torch_generator(self._torch, hash_name(self._name))
         return self._torch
 
     @property
     def numpy(self) -> np.random.RandomState:
         """What the functions of ``numpy.random`` draw from."""
         if self._numpy is None:
-            self._numpy = numpy_random_state(self._key)
+            self._numpy = numpy_random_state(hash_name(self._name))
         return self._numpy
 
     @numpy.setter
@@ -62,13 +63,13 @@ class TaskGenerators:
     def python(self) -> random.Random:
         """What the functions of ``random`` draw from."""
         if self._python is None:
-            self._python = python_random_of(self._key)
+            self._python = python_random_of(hash_name(self._name))
         return self._python
 
     def next_numpy_seed(self) -> KeyedSeedSequence:
         """Return the seed of the task's next ``numpy.random.default_rng()``."""
         if self._seeds is None:
-            self._seeds = KeyedSeedSequence(self._key)
+            self._seeds = KeyedSeedSequence(hash_name(self._name))
         return self._seeds.spawn(1)[0]
 
 

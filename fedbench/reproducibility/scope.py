@@ -11,7 +11,7 @@ from fedbench.reproducibility.active import TaskGenerators, active
 from fedbench.reproducibility.ledger import ledger
 from fedbench.reproducibility.redirect_host import install_numpy, install_python
 from fedbench.reproducibility.redirect_torch import install_torch
-from fedbench.reproducibility.streams import stream_key
+from fedbench.reproducibility.streams import checked_name
 
 __all__ = ["generator_scope", "redirect_global_generators"]
 
@@ -98,19 +98,19 @@ class generator_scope:  # noqa: N801 - to its users a function, as contextlib's 
     """
 
     # A class: entering a generator function's manager costs twice as much.
-    __slots__ = ("_check", "_key", "_name")
+    __slots__ = ("_check", "_name", "_task")
 
     def __init__(self, seed: int, *key: int | str, check: bool = False) -> None:
-        self._key = stream_key(seed, "task", *key)
+        self._name = checked_name(seed, "task", *key)
         self._check = check
-        self._name = key
+        self._task = key
 
     def __enter__(self) -> TaskGenerators:
         if not _is_installed:
             redirect_global_generators()
         if self._check:
-            ledger.watch(self._name)
-        active.generators = generators = TaskGenerators(self._key, active.generators)
+            ledger.watch(self._task)
+        active.generators = generators = TaskGenerators(self._name, active.generators)
         return generators
 
     def __exit__(
@@ -122,7 +122,7 @@ class generator_scope:  # noqa: N801 - to its users a function, as contextlib's 
         generators = active.generators
         active.generators = None if generators is None else generators.outer
         if self._check:
-            changed = ledger.end_watch(self._name)
+            changed = ledger.end_watch(self._task)
             if changed and error is None:
                 source, tasks = next(iter(changed.items()))
                 raise EnclosureError(_unaccounted(source, tasks))

@@ -40,6 +40,9 @@ __all__ = [
 _KEY_BYTES = 32
 _LARGE = 2**1024
 _MT_WORDS = 624  # 32-bit words of a Mersenne twister, in torch, numpy and random alike
+# Set in the first word, as the reference initialisation does: a twister of nothing but zeros
+# yields zeros for ever. The other bits of that word are not part of the state.
+_TOP_BIT = 0x80000000
 
 # torch.Generator.get_state() of a CPU generator, in bytes: the initial seed (8), the number of
 # words left before the next twist (4), a flag "seeded" (4), the index of the next word (8), the
@@ -76,9 +79,17 @@ def stream_key(seed: int, purpose: str, *key: int | str) -> bytes:
         If `seed` or a part of `key` has another type. Booleans are refused as well: ``True``
         would silently be the stream of ``1``.
     """
-    name: tuple[Any, ...] = (seed, purpose, *key)
-    if not _is_plain(name):
-        name = _checked(name)
+    return hash_name(checked_name(seed, purpose, *key))
+
+
+def checked_name(seed: int, purpose: str, *key: int | str) -> tuple[int | str | bytes, ...]:
+    """Return the name of a stream in plain types, or raise what :func:`stream_key` raises."""
+    name = (seed, purpose, *key)
+    return name if _is_plain(name) else _checked(name)
+
+
+def hash_name(name: tuple[int | str | bytes, ...]) -> bytes:
+    """Return the key of a stream whose name is checked."""
     # The literal of a tuple of texts and numbers is injective, and one call; escaping everything
     # but ASCII makes it independent of Python's Unicode tables, and so of its version.
     encoded = ascii(name).encode("ascii")
@@ -196,19 +207,10 @@ def python_random(seed: int, purpose: str, *key: int | str) -> random.Random:
 def python_random_of(key: bytes) -> random.Random:
     """Return the ``random.Random`` of the stream `key`."""
     words = np.frombuffer(expand(key, b"python", 4 * _MT_WORDS), "<u4").tolist()
+    words[0] |= _TOP_BIT
     generator = random.Random()
-    generator.setstate((3, (*_never_zero(words), _MT_WORDS), None))
+    generator.setstate((3, (*words, _MT_WORDS), None))
     return generator
-
-
-def _never_zero(words: Any) -> Any:
-    """Set the top bit of the first word, as the reference initialisation does.
-
-    A Mersenne twister with nothing but zeros yields zeros for ever. Only the top bit of the first
-    word belongs to the state, so this costs one bit of 19,937.
-    """
-    words[0] |= 0x80000000
-    return words
 
 
 def torch_generator(seed: int, purpose: str, *key: int | str) -> torch.Generator:
@@ -265,8 +267,7 @@ class _Blob(threading.local):
         _check_torch_layout()
         self.bytes = bytearray(torch.Generator().manual_seed(0).get_state().numpy())
         self.tensor = torch.frombuffer(self.bytes, dtype=torch.uint8)
-        first = _BLOB_WORDS.start // 4
-        self.words = memoryview(self.bytes).cast("I")[first : first + 2 * _MT_WORDS : 2]
+        self.words = np.frombuffer(self.bytes, np.uint8)[_BLOB_WORDS].view(np.uint64)
 
 
 @functools.cache
@@ -277,8 +278,8 @@ def _blob() -> _Blob:
 def fill_torch_generator(generator: torch.Generator, key: bytes) -> None:
     """Put a CPU generator at the start of the stream `key`."""
     blob = _blob()
-    blob.words[:] = memoryview(expand(key, b"torch", 4 * _MT_WORDS)).cast("I")
-    _never_zero(blob.words)
+    blob.words[:] = np.frombuffer(expand(key, b"torch", 4 * _MT_WORDS), np.uint32)
+    blob.bytes[_BLOB_WORDS.start + 3] |= _TOP_BIT >> 24
     blob.bytes[_BLOB_SEED] = key[:8]
     generator.set_state(blob.tensor)
 
