@@ -11,6 +11,7 @@ what was expected. Everything else derives from :class:`FedbenchError`::
     ├── RecordFormatError (ValueError)     a file that is not a report of this release
     ├── LayoutError (ValueError)           a state that does not fit its layout
     ├── DataFormatError (ValueError)       a data file that is not what its format says
+    ├── ConfigurationError (ValueError)    a configuration that is not what its schema says
     ├── CheckpointError (ValueError)       a checkpoint that is missing, damaged or foreign
     ├── TraceError (ValueError)            a file that is no trace of a verified run
     ├── NonFiniteError (ValueError)        NaN or infinity where it was refused
@@ -34,6 +35,7 @@ __all__ = [
     "BroadcastModifiedError",
     "CheckpointError",
     "ClientTaskError",
+    "ConfigurationError",
     "DataFormatError",
     "EnclosureError",
     "ExecutorClosedError",
@@ -84,6 +86,10 @@ class RecordFormatError(FedbenchError, ValueError):
 
 class DataFormatError(FedbenchError, ValueError):
     """A data file is damaged or not in its format; the message names file, record and field."""
+
+
+class ConfigurationError(FedbenchError, ValueError):
+    """A configuration has an unknown key or a wrong value; the message says where."""
 
 
 class CheckpointError(FedbenchError, ValueError):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedbench.cli.options import usage_errors, write_files
+from fedbench.configuration.schema import RunConfiguration
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench import Simulation
-    from fedbench.simulation import History, RoundRecord
+    from fedbench.configuration import Plan, RunResult
+    from fedbench.configuration.running import Progress
+    from fedbench.simulation import History
 
 __all__ = ["run"]
 
@@ -21,127 +26,209 @@ EPILOG = """\b
 Examples:
   fedbench run --workload digits-logreg
   fedbench run --workload digits-mlp --algorithm fedprox --out history.csv
+  fedbench run --workload digits-mlp --algorithm "{name: fedprox, mu: 0.1}"
   fedbench run --workload mnist5k-cnn --backend processes --workers 2
   fedbench run --workload mnist5k-cnn --checkpoints saved --resume
+  fedbench run experiment.yaml --seed 3 --plot curves.svg
+  fedbench run experiment.yaml --matrix seed=0,1,2 --parallel 2
+  fedbench run experiment.yaml --show-config
+
+Every flag is also a key of CONFIG.yaml (--cohort-size: cohort_size) and an
+environment variable (FEDBENCH_COHORT_SIZE). Flags win over the environment,
+the environment over the file, the file over the defaults. Values are YAML.
 
 The same seed gives the same metrics on every backend, to the last bit.
 """
 
+_ALIASES = {"cohort_size": ("--cohort",)}
+
+
+def _options_of_the_schema(command: Callable[..., int]) -> Callable[..., int]:
+    """Give `command` one option for every key of the schema, in its order."""
+    for key, field in reversed(RunConfiguration.model_fields.items()):
+        extra = field.json_schema_extra
+        metavar = str(extra["metavar"]) if isinstance(extra, dict) else "VALUE"
+        flag = f"--{key.replace('_', '-')}"
+        if metavar == "true|false":
+            decoration = click.option(
+                f"{flag}/--no-{flag[2:]}", key, default=None, help=field.description
+            )
+        else:
+            default = "" if field.default is None else f"  [default: {_shown(field.default)}]"
+            decoration = click.option(
+                flag,
+                *_ALIASES.get(key, ()),
+                key,
+                metavar=metavar,
+                help=f"{field.description}{default}",
+            )
+        command = decoration(command)
+    return command
+
+
+def _shown(default: Any) -> str:
+    return str(getattr(default, "label", default))
+
 
 @click.command(epilog=EPILOG)
-@click.option("--workload", required=True, metavar="NAME", help="What to run; see `fedbench list`.")
-@click.option("--algorithm", metavar="NAME", help="Instead of the workload's own.")
+@click.argument("config", required=False, metavar="[CONFIG.yaml]")
+@_options_of_the_schema
 @click.option(
-    "--backend", default="sequential", show_default=True, metavar="NAME", help="Where clients run."
+    "--matrix",
+    multiple=True,
+    metavar="KEY=A,B,...",
+    help="Run every combination of these values; may be repeated.",
 )
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Workers of the backend.")
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Instead of the workload's own number.",
-)
-@click.option("--cohort", type=click.IntRange(min=1), metavar="N", help="Clients per round.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all randomness.")
-@click.option(
-    "--reproducibility",
-    default="L1",
-    show_default=True,
-    metavar="LEVEL",
-    help="L1: the same bits on every backend; L0: the process's global generators.",
-)
-@click.option(
-    "--checkpoints", metavar="FOLDER", help="Save checkpoints here; the newest two are kept."
-)
-@click.option(
-    "--checkpoint-every",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Rounds between two checkpoints.",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on from the newest checkpoint in --checkpoints, if there is one.",
-)
-@click.option(
-    "--out", metavar="FILE", help="Write all metrics, one per line: .csv .md .json .parquet."
-)
+@click.option("--show-config", is_flag=True, help="Print the resolved configuration; run nothing.")
 def run(
-    workload: str,
-    algorithm: str | None,
-    backend: str,
-    workers: int | None,
-    rounds: int | None,
-    cohort: int | None,
-    seed: int,
-    reproducibility: str,
-    checkpoints: str | None,
-    checkpoint_every: int,
-    resume: bool,
-    out: str | None,
+    config: str | None, matrix: tuple[str, ...], show_config: bool, **flags: str | bool | None
 ) -> int:
-    """Run one simulation and print the metrics of the rounds that were evaluated."""
+    """Run one simulation, or those of a matrix, and print their metrics.
+
+    CONFIG.yaml says what to run; --workload alone will do.
+    """
     with usage_errors():
+        from fedbench.configuration import load
+
+        texts = {key: _text(value) for key, value in flags.items() if value is not None}
+        plan = load(config, flags=texts, sweeps=dict(map(_sweep, matrix)))
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+    if show_config:
+        click.echo(plan.to_yaml(), nl=False)
+        return 0
+    _check_targets(plan)
+    if not plan.matrix:
+        results = [_run_single(plan)]
+        click.echo(_evaluations(results[0].history).to_string(index=False))
+    else:
+        results = _run_matrix(plan)
+        click.echo(_last_metrics(results).to_string(index=False, na_rep="-"))
+    _write(plan, results)
+    return 1 if any(result.error for result in results) else 0
+
+
+def _text(value: str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _sweep(text: str) -> tuple[str, str]:
+    key, equals, values = text.partition("=")
+    if not equals:
+        raise ValueError(f"--matrix must be KEY=A,B,..., got {text!r}. Try --matrix seed=0,1,2")
+    return key.strip().replace("-", "_"), values
+
+
+def _check_targets(plan: Plan) -> None:
+    """Find out before the first round whether the files can be written."""
+    with usage_errors():
+        from fedbench.configuration import PLOT_FORMATS, require_matplotlib
         from fedbench.report import FRAME_FORMATS, check_writable, format_of
 
-        suffix = None if out is None else format_of(out, FRAME_FORMATS)
-    if out is not None:
-        check_writable(out)
+        targets = [(plan.settings.out, FRAME_FORMATS), (plan.settings.plot, PLOT_FORMATS)]
+        for target, formats in targets:
+            if target is not None:
+                format_of(target, formats)
+        if plan.settings.plot is not None:
+            require_matplotlib()
+    for target, _ in targets:
+        if target is not None:
+            check_writable(target)
+
+
+def _run_single(plan: Plan) -> RunResult:
+    from fedbench.configuration import RunResult, make_simulation, resume, run_one
+
+    (planned,) = plan.runs
+    configuration = planned.configuration
     with usage_errors():
-        import fedbench
-        from fedbench.simulation import has_checkpoint
+        simulation = make_simulation(configuration)
+    done = resume(simulation, configuration)
+    if done:
+        click.echo(f"resuming after round {done} of {configuration.rounds}", err=True)
+    with _bar(configuration.rounds or 0, done) as bar:
 
-        simulation = fedbench.Simulation(
-            workload,
-            algorithm=algorithm,
-            executor=backend,
-            workers=workers,
-            seed=seed,
-            reproducibility=reproducibility,
-            cohort_size=cohort,
-        )
-        count = simulation.workload.rounds if rounds is None else rounds
-        if resume and checkpoints is None:
-            raise ValueError("--resume needs --checkpoints: name the folder to resume from.")
-    if resume and checkpoints is not None and has_checkpoint(checkpoints):
-        done = simulation.load_checkpoint(checkpoints)
-        click.echo(f"resuming after round {done} of {count}", err=True)
-    with simulation:
-        history = _run_with_progress(simulation, count, checkpoints, checkpoint_every)
-    click.echo(_summary(history).to_string(index=False))
-    if out is not None and suffix is not None:
-        write_files({out: FRAME_FORMATS[suffix](history.to_frame())})
-    return 0
+        def listener(progress: Progress) -> None:
+            text = _metrics_text(progress)
+            bar.update()
+            if text and bar.disable:
+                click.echo(f"round {progress.done} of {progress.total}: {text}", err=True)
+            elif text:
+                bar.set_postfix_str(text)
+
+        history = run_one(simulation, configuration, listener)
+    return RunResult(planned, history, simulation.state_digest())
 
 
-def _run_with_progress(
-    simulation: Simulation, rounds: int, checkpoints: str | None, checkpoint_every: int
-) -> History:
+def _run_matrix(plan: Plan) -> list[RunResult]:
+    from fedbench.configuration import process_count, run_all
+
+    asked, processes = plan.settings.parallel, process_count(plan)
+    if processes < min(asked, len(plan.runs)):
+        click.echo(f"note: {processes} at once, not {asked}: one for each core.", err=True)
+    ended = 0
+    with _bar(sum(run.configuration.rounds or 0 for run in plan.runs), 0) as bar:
+
+        def on_result(index: int, result: RunResult) -> None:
+            nonlocal ended
+            ended += 1
+            what = f"failed: {result.error}" if result.error else "done"
+            bar.clear()
+            click.echo(f"{ended} of {len(plan.runs)}: {result.run.label}: {what}", err=True)
+
+        return run_all(plan, on_progress=lambda _progress: bar.update(), on_result=on_result)
+
+
+@contextmanager
+def _bar(total: int, done: int) -> Iterator[Any]:
     from tqdm import tqdm
 
-    left = rounds - simulation.rounds_done
-    if left <= 0:
-        return simulation.history
-    with tqdm(total=left, unit="round", leave=False, disable=not sys.stderr.isatty()) as bar:
-
-        def on_round(_record: RoundRecord) -> None:
-            bar.update()
-
-        return simulation.run(
-            left,
-            on_round=on_round,
-            checkpoint_dir=checkpoints,
-            checkpoint_every=checkpoint_every,
-        )
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, initial=done, unit="round", leave=False, disable=hidden) as bar:
+        yield bar
 
 
-def _summary(history: History) -> pd.DataFrame:
-    """Return one line for each evaluated round, one column for each metric."""
+def _metrics_text(progress: Progress) -> str:
+    """Return the metrics of an evaluation, empty where the round had none."""
+    return ", ".join(
+        f"{split} {metric} {value:.4g}"
+        for split, metrics in progress.metrics.items()
+        if split != "train"
+        for metric, value in metrics.items()
+    )
+
+
+def _evaluations(history: History) -> pd.DataFrame:
+    """Return one line for each evaluated round (the last one if none was), a column per metric."""
     tidy = history.to_frame()
-    evaluated = tidy[tidy["round"].isin(tidy.loc[tidy["split"] == "test", "round"])]
-    wide = evaluated.pivot_table(index="round", columns=["split", "metric"], values="value")
+    rounds = tidy.loc[tidy["split"] != "train", "round"]
+    shown = tidy[tidy["round"].isin(rounds if len(rounds) else tidy["round"].tail(1))]
+    wide = shown.pivot_table(index="round", columns=["split", "metric"], values="value")
     wide.columns = ["_".join(pair) for pair in wide.columns]
     return wide.reset_index()
+
+
+def _last_metrics(results: list[RunResult]) -> pd.DataFrame:
+    """Return one line for each run of a matrix."""
+    import pandas as pd
+
+    from fedbench.configuration import summary
+
+    return pd.DataFrame(summary(results))
+
+
+def _write(plan: Plan, results: list[RunResult]) -> None:
+    from fedbench.configuration import draw, history_files, tidy_table
+    from fedbench.report import FRAME_FORMATS
+
+    files: dict[str, bytes] = {}
+    out, plot = plan.settings.out, plan.settings.plot
+    if out is not None:
+        files |= history_files(out, plan, results, FRAME_FORMATS)
+    if plot is not None:
+        table = tidy_table(results)
+        if table.empty:
+            click.echo(f"note: {plot} is not written: no run has any metrics.", err=True)
+        else:
+            files[plot] = draw(table, list(plan.matrix), Path(plot).suffix.lower())
+    write_files(files)

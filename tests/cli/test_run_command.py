@@ -35,7 +35,7 @@ def test_resuming_a_finished_run_does_nothing_more(tmp_path, capsys):
 
 def test_resume_without_a_folder_is_a_usage_error(capsys):
     assert run("--rounds", "1", "--resume") == 2
-    assert "--resume needs --checkpoints" in capsys.readouterr().err
+    assert "resume needs checkpoints" in capsys.readouterr().err
 
 
 def test_a_foreign_checkpoint_is_one_line(tmp_path, capsys):

@@ -1,0 +1,134 @@
+"""Names with options, checked against the functions and classes that they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedbench.configuration.problems import Problem, problems_of, suggestion
+from fedbench.configuration.schema import Component
+from fedbench.configuration.yaml_text import KeyPath
+from fedbench.errors import ConfigurationError, UnknownNameError
+from fedbench.registry import Registry
+
+__all__ = ["check_component", "find"]
+
+_REGISTRIES = {
+    "workload": "fedbench.workloads:WORKLOADS",
+    "dataset": "fedbench.data:DATASETS",
+    "partitioner": "fedbench.data:PARTITIONERS",
+    "model": "fedbench.models:MODELS",
+    "loss": "fedbench.training:LOSSES",
+    "algorithm": "fedbench.algorithms:ALGORITHMS",
+    "backend": "fedbench.executors:EXECUTORS",
+}
+_OWN_CODE = ("workload", "dataset", "partitioner", "model", "algorithm")
+_GIVEN_ELSEWHERE = {
+    "dataset": {"seed"},
+    "model": {"seed"},
+    "partitioner": {"targets", "num_clients", "seed", "keys"},
+    "backend": {"workers", "intraop_threads", "retries", "timeout"},
+}
+"""Parameters that are no options: keys of their own, or known from the data."""
+
+
+def find(key: str, name: str) -> Any:
+    """Return what `name` stands for: an entry of the key's registry, or ``module:attribute``.
+
+    Raises
+    ------
+    UnknownNameError
+        If the registry has no such name; the message lists the names.
+    MissingExtraError
+        If the entry needs a package that is not installed.
+    ConfigurationError
+        If there is no such module or attribute.
+    """
+    if ":" in name and key in _OWN_CODE:
+        return _imported(key, name)
+    module, _, attribute = _REGISTRIES[key].partition(":")
+    registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
+    return registry.load(name)
+
+
+def _imported(key: str, target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the user's own module is in the folder where they are
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{key} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
+            f"imported, got {target!r}: {error}."
+        ) from error
+    if not hasattr(module, attribute):
+        raise ConfigurationError(
+            f"{key} must be MODULE:NAME, got {target!r}: the module has no {attribute!r}."
+        )
+    return getattr(module, attribute)
+
+
+def check_component(key: str, component: Component) -> list[Problem]:
+    """Return what is wrong with the name and the options of `component`."""
+    try:
+        target = find(key, component.name)
+    except (UnknownNameError, ConfigurationError) as error:
+        return [((key,), str(error))]
+    options, takes_any = _options(key, target)
+    found: list[Problem] = [
+        ((key,), f"{key}.{name} is missing: {component.name!r} needs it.")
+        for name, (_, required) in options.items()
+        if required and name not in component.options
+    ]
+    for name, value in component.options.items():
+        if name in options:
+            found += _check_option((key, name), value, options[name][0])
+        elif not takes_any:
+            hint = suggestion(name, options, "The options are")
+            found.append(((key, name), f"unknown option {name!r} of {component.name!r}. {hint}"))
+    return found
+
+
+def _options(key: str, target: Callable[..., Any]) -> tuple[dict[str, tuple[Any, bool]], bool]:
+    """Return each option's annotation and whether it is required; and whether any name goes."""
+    # The fields of a dataclass may be inherited from modules in which alone their annotations
+    # have a meaning; the hints of the class know.
+    plain = not inspect.isclass(target) or dataclasses.is_dataclass(target)
+    hints = _hints_of(target if plain else target.__init__)
+    parameters = inspect.signature(target).parameters.values()
+    hidden = _GIVEN_ELSEWHERE.get(key, set())
+    options = {
+        parameter.name: (hints.get(parameter.name, Any), parameter.default is parameter.empty)
+        for parameter in parameters
+        if parameter.name not in hidden
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    return options, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _hints_of(target: Any) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(target)
+    except NameError:  # a name imported for type checkers only: the types stay unchecked
+        return {}
+
+
+def _check_option(path: KeyPath, value: Any, annotation: Any) -> list[Problem]:
+    try:
+        _adapter(annotation).validate_python(value)
+    except ValidationError as error:
+        # One sentence is enough: a union reports each of its members.
+        return [(path, problems_of(error, (), path)[0][1])]
+    return []
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

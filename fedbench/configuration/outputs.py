@@ -1,0 +1,74 @@
+"""What is written of runs: the history, and the configuration that made it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedbench.configuration.plan import Plan
+from fedbench.configuration.running import RunResult, tidy_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["history_files"]
+
+
+def history_files(
+    target: str,
+    plan: Plan,
+    results: Sequence[RunResult],
+    formats: Mapping[str, Callable[[pd.DataFrame], bytes]],
+) -> dict[str, bytes]:
+    """Return the files of a history by name: the table and the resolved configuration.
+
+    Parameters
+    ----------
+    target : str
+        Where the table goes. ``.json`` holds the configuration, what became of each run, and the
+        table, in one file; beside a file of another format goes ``<target>.config.yaml``.
+    plan : Plan
+        What was run.
+    results : sequence of RunResult
+        What became of it.
+    formats : mapping of str to callable
+        Suffix to the function that renders a data frame.
+    """
+    table = tidy_table(results)
+    suffix = Path(target).suffix.lower()
+    if suffix == ".json":
+        return {target: _document(plan, results, table)}
+    heading = f"# The resolved configuration of {Path(target).name}.\n"
+    return {
+        target: formats[suffix](table),
+        f"{target}.config.yaml": (heading + plan.to_yaml()).encode(),
+    }
+
+
+def _document(plan: Plan, results: Sequence[RunResult], table: pd.DataFrame) -> bytes:
+    document = {
+        "configuration": plan.to_plain(),
+        "runs": [
+            {
+                "keys": result.run.keys,
+                "status": "failed" if result.error else "ok",
+                "error": result.error,
+                "digest": result.digest,
+                "configuration": result.run.configuration.to_plain(),
+            }
+            for result in results
+        ],
+        "history": [
+            {str(key): _finite(value) for key, value in row.items()}
+            for row in table.to_dict(orient="records")
+        ],
+    }
+    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    """Return `value`, None for what JSON has no number for."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
