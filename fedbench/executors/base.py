@@ -43,9 +43,8 @@ IN_CALLBACK = "failed in on_result"
 class Executor(BackendHooks):
     """Runs client tasks; the base of all backends.
 
-    Use it as a context manager, on one thread. Every backend gives the same results, bit for
-    bit, provided that a task reads nothing but its item and the broadcast and writes nothing but
-    its result.
+    Use it as a context manager, on one thread. Every backend gives the same bits, provided that a
+    task reads nothing but its item and the broadcast and writes nothing but its result.
 
     Parameters
     ----------
@@ -89,11 +88,7 @@ class Executor(BackendHooks):
     def start(self) -> None:
         """Start the workers and bind the executor to the calling thread; idempotent."""
         self._refuse_client_code("started")
-        if self._closed:
-            raise ExecutorClosedError(
-                f"the {self.backend!r} executor is closed and cannot be started again. "
-                "Make a new one with make_executor."
-            )
+        self._refuse_closed()
         if self._thread is not None:
             return
         begin = time.perf_counter()
@@ -364,11 +359,7 @@ class Executor(BackendHooks):
 
     def _check_ready(self) -> None:
         self._refuse_client_code("used")
-        if self._closed:
-            raise ExecutorClosedError(
-                f"the {self.backend!r} executor is closed and refuses work. "
-                "Make a new one with make_executor."
-            )
+        self._refuse_closed()
         if self._thread is None:
             raise ExecutorClosedError(
                 f"the {self.backend!r} executor is not started. Use it in a with statement."
@@ -385,6 +376,12 @@ class Executor(BackendHooks):
                 f"the {self.backend!r} executor must finish one map before the next, got a call "
                 "while a map is running. Finish or close the imap iterator, and do not call the "
                 "executor in on_result."
+            )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ExecutorClosedError(
+                f"the {self.backend!r} executor is closed. Make a new one with make_executor."
             )
 
     def _is_forked_copy(self) -> bool:

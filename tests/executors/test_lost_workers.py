@@ -136,6 +136,13 @@ def test_workers_that_cannot_start_are_an_error(processes, monkeypatch, capfd):
         processes()
 
 
+def test_workers_that_cannot_be_replaced_are_an_error(processes, monkeypatch):
+    executor = processes(retries=100)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ExecutorError, match="end before they run a task: the last ended with exit"):
+        executor.map(lambda item: os._exit(1), range(4))
+
+
 def test_an_interpreter_that_does_not_exist_is_an_error(processes, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ExecutorError, match="could not be started"):

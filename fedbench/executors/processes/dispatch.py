@@ -13,9 +13,19 @@ _NEW_WEIGHT = 0.5
 
 
 class BatchSize:
-    """Follows how long tasks take and tells how many to send at once and to keep queued."""
+    """Follows how long tasks take and tells how many to send at once and to keep queued.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    batch_s : float
+        Work that a batch should hold.
+    long_s : float
+        Length of tasks from which on none is queued.
+    """
+
+    def __init__(self, batch_s: float = _BATCH_S, long_s: float = _LONG_S) -> None:
+        self._batch_s = batch_s
+        self._long_s = long_s
         self._task_s: float | None = None
 
     def observe(self, num_tasks: int, seconds: float) -> None:
@@ -38,7 +48,7 @@ class BatchSize:
         """
         if self._task_s is None:
             return 1
-        size = min(_MAX_BATCH, max(1, int(_BATCH_S / max(self._task_s, 1e-9))))
+        size = min(_MAX_BATCH, max(1, int(self._batch_s / max(self._task_s, 1e-9))))
         if remaining is not None:
             size = max(1, min(size, remaining // (2 * workers)))
         return size
@@ -51,6 +61,6 @@ class BatchSize:
         """
         if batch == 1 and remaining is not None and remaining <= workers:
             return 1
-        if self._task_s is not None and self._task_s > _LONG_S:
+        if self._task_s is not None and self._task_s > self._long_s:
             return 1
         return 2 * batch

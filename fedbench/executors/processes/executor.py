@@ -171,7 +171,8 @@ class ProcessExecutor(Executor):
         """Replace workers that ended between maps, and pass on what the living must forget."""
         forgotten, downlink.forgotten = downlink.forgotten, []
         for worker in list(self._crew.workers):
-            if worker.has_ended():
+            # One that still owes answers was left so by an interrupt while a map ended.
+            if worker.has_ended() or worker.outstanding:
                 self._crew.remove(worker)
             elif forgotten:
                 worker.send((Kind.FORGET, forgotten))
@@ -292,7 +293,7 @@ class ProcessExecutor(Executor):
             else:
                 worker.ready = True
         for worker in list(self._crew.workers):
-            if worker.gone and worker.ready:
+            if worker.gone and self._run is not None:
                 self._lose(worker)
             elif self.timeout is not None:
                 self._check_time(worker, self.timeout)
