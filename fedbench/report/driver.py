@@ -38,6 +38,8 @@ __all__ = ["Progress", "measure"]
 
 _LIKELY_ROUNDS = 15  # for the progress display where the number is open
 _SETTLED = 0.05
+_HOPELESS = 20  # times the baseline's round ...
+_HOPELESS_S = 60.0  # ... and that much time for the rounds to come
 
 
 @dataclass(frozen=True)
@@ -267,6 +269,7 @@ def _timed_rounds(entries: list[_Entry], settings: Settings, counter: _Counter) 
             with entry.guarded():
                 entry.rounds.append(entry.host.call("run_round"))
         index += 1
+        _stop_hopeless(_alive(entries), (settings.rounds or _LIKELY_ROUNDS) - index)
         if index == settings.rounds:
             break
         if settings.rounds is None and (
@@ -275,6 +278,25 @@ def _timed_rounds(entries: list[_Entry], settings: Settings, counter: _Counter) 
             counter.skip((_LIKELY_ROUNDS - index) * len(alive))
             break
     return watch.share()
+
+
+def _stop_hopeless(entries: list[_Entry], rounds_left: int) -> None:
+    """Stop rows that would keep all others waiting for minutes to show how slow they are.
+
+    Threads inside an operation wait for each other by spinning: beside other programs such a row
+    can be a hundred times slower than the baseline.
+    """
+    baseline = next((entry for entry in entries if entry.configuration.is_baseline), None)
+    if baseline is None:
+        return
+    for entry in entries:
+        seconds, usual = entry.rounds[-1].round_s, baseline.rounds[-1].round_s
+        if seconds > _HOPELESS * usual and rounds_left * seconds > _HOPELESS_S:
+            with entry.guarded():
+                raise ContenderError(
+                    f"stopped: round {len(entry.rounds)} took {seconds:.3g} s, "
+                    f"{seconds / usual:.0f} times the baseline's"
+                )
 
 
 def _is_settled(entries: list[_Entry]) -> bool:

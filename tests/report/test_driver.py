@@ -109,6 +109,23 @@ def test_automatic_rounds_go_on_while_the_speedups_are_uncertain(race):
     assert count > 6
 
 
+@pytest.mark.parametrize(("round_s", "stopped"), [(30.5, True), (29.5, False), (19.0, False)])
+def test_a_row_that_would_keep_all_others_waiting_is_stopped(race, round_s, stopped):
+    # Two rounds are left after the first: the limit is 60 s for both of them.
+    report, _, log = race(threads={"round_s": lambda: round_s})
+    entry = report.measurements[1]
+    assert entry.ok is not stopped
+    assert log.count(("threads", "run_round")) == (2 if stopped else 4)
+    if stopped:
+        assert entry.status == "stopped: round 1 took 30.5 s, 30 times the baseline's"
+
+
+def test_without_a_baseline_no_row_is_stopped(race):
+    settings = dataclasses.replace(SETTINGS, backends=("threads", "processes"))
+    report, _, _ = race(settings, threads={"round_s": lambda: 1000.0})
+    assert all(entry.ok for entry in report.measurements)
+
+
 def test_start_up_and_warm_up_are_apart_from_the_rounds(race):
     report, _, log = race()
     for entry in report.measurements:
