@@ -69,6 +69,9 @@ namespace fedbench {
 // Coordinates per visit: 8 KiB of each float32 client, and the sums stay in the first-level cache.
 inline constexpr std::size_t kMeanTile = 2048;
 
+// Results of at least this size are written past the caches.
+inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
+
 // The coordinates of a tile that a filter could not prove.
 struct Unproved {
     std::uint16_t index[kMeanTile];

@@ -9,16 +9,13 @@ typedef std::uint32_t u32v __attribute__((vector_size(kStep * 4)));
 
 struct NarrowTile {
     alignas(64) double sum[kMeanTile];
-    alignas(64) std::uint32_t largest[kMeanTile];   // max of the bits of |x| as a float
-    alignas(64) std::uint32_t smallest[kMeanTile];  // min of (bits - 1), so that zeros do not count
+    // Per coordinate, if tracked: max of the bits of |x| as a float, and min of (bits - 1), so that
+    // zeros do not count.
+    alignas(64) std::uint32_t largest[kMeanTile];
+    alignas(64) std::uint32_t smallest[kMeanTile];
+    // Otherwise: lanes whose maximum is that of the whole tile.
+    u32v peak;
 };
-
-FEDBENCH_INLINE u32h join_half(u32v both, bool high) {
-    u32h half;
-    std::memcpy(&half, reinterpret_cast<const char*>(&both) + (high ? sizeof half : 0),
-                sizeof half);
-    return half;
-}
 
 FEDBENCH_INLINE u32v join(u32h low, u32h high) {
     u32v both;
@@ -27,8 +24,8 @@ FEDBENCH_INLINE u32v join(u32h low, u32h high) {
     return both;
 }
 
-// Folds kRows clients into kStep coordinates. `kSmallest`: keep track of n, for case (a).
-template <class Type, int kRows, bool kSmallest>
+// Folds kRows clients into kStep coordinates.
+template <class Type, int kRows, bool kTrack>
 FEDBENCH_INLINE void fold_step(const std::byte* const* from, const f64v* weights, f64v& low,
                                f64v& high, u32v& largest, u32v& smallest) {
     constexpr std::size_t item = item_size(Type::dtype);
@@ -45,46 +42,59 @@ FEDBENCH_INLINE void fold_step(const std::byte* const* from, const f64v* weights
         }
         bits &= 0x7fffffffU;
         largest = largest > bits ? largest : bits;
-        if constexpr (kSmallest) {
+        if constexpr (kTrack) {
             bits -= 1U;
             smallest = smallest < bits ? smallest : bits;
         }
     }
 }
 
-// Folds kRows clients into the tile: coordinates [offset, offset + size) of the rows. Meanwhile the
-// rows of the next visit, `next` (as many, at `next_offset`), are fetched into the second-level
-// cache: a visit is too short for the hardware to notice the stream before it ends.
-template <class Type, int kRows, bool kSmallest>
-inline void fold_rows(const void* const* rows, const double* weight, std::size_t offset,
-                      std::size_t size, const void* const* next, std::size_t next_offset,
-                      bool first, NarrowTile& tile) {
+// Where a visit of some rows reads, and what it fetches for the next visit: into the second-level
+// cache, because a visit is too short for the hardware to notice the stream before it ends.
+struct Visit {
+    const void* const* rows;
+    const double* weights;
+    std::size_t offset;
+    std::size_t size;
+    const void* const* next_rows;
+    std::size_t next_offset;
+    bool first;
+};
+
+// Folds kRows clients into the tile: coordinates [offset, offset + size) of the rows.
+template <class Type, int kRows, bool kTrack>
+inline void fold_rows(const Visit& visit, NarrowTile& tile) {
     constexpr std::size_t item = item_size(Type::dtype);
     constexpr std::size_t line = 64 / item;
     const std::byte* from[kRows];
     const std::byte* ahead[kRows];
     f64v weights[kRows];
     for (int r = 0; r < kRows; ++r) {
-        from[r] = static_cast<const std::byte*>(rows[r]) + offset * item;
-        ahead[r] = static_cast<const std::byte*>(next[r]) + next_offset * item;
-        weights[r] = splat(weight[r]);
+        from[r] = static_cast<const std::byte*>(visit.rows[r]) + visit.offset * item;
+        ahead[r] = static_cast<const std::byte*>(visit.next_rows[r]) + visit.next_offset * item;
+        weights[r] = splat(visit.weights[r]);
     }
+    u32v peak = visit.first ? u32v{} : tile.peak;
+    const std::size_t size = visit.size;
     for (std::size_t i = 0; i < size; i += kStep) {
         f64v low = {};
         f64v high = {};
         u32v largest = {};
         u32v smallest = ~u32v{};
-        if (!first) {
+        if (!visit.first) {
             low = load<f64v>(tile.sum + i);
             high = load<f64v>(tile.sum + i + kLanes);
-            largest = load<u32v>(tile.largest + i);
-            smallest = load<u32v>(tile.smallest + i);
+            if constexpr (kTrack) {
+                largest = load<u32v>(tile.largest + i);
+                smallest = load<u32v>(tile.smallest + i);
+            }
         }
+        u32v& most = kTrack ? largest : peak;
         if (size - i >= kStep) {
             if (i % line == 0) {
                 for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead[r] + i * item, 0, 2);
             }
-            fold_step<Type, kRows, kSmallest>(from, weights, low, high, largest, smallest);
+            fold_step<Type, kRows, kTrack>(from, weights, low, high, most, smallest);
             for (int r = 0; r < kRows; ++r) from[r] += kStep * item;
         } else {
             // The last, partial step works on zero-padded copies: nothing is read past the end.
@@ -94,75 +104,74 @@ inline void fold_rows(const void* const* rows, const double* weight, std::size_t
                 std::memcpy(padded[r], from[r], (size - i) * item);
                 copies[r] = padded[r];
             }
-            fold_step<Type, kRows, kSmallest>(copies, weights, low, high, largest, smallest);
+            fold_step<Type, kRows, kTrack>(copies, weights, low, high, most, smallest);
         }
         store(tile.sum + i, low);
         store(tile.sum + i + kLanes, high);
-        store(tile.largest + i, largest);
-        store(tile.smallest + i, smallest);
+        if constexpr (kTrack) {
+            store(tile.largest + i, largest);
+            store(tile.smallest + i, smallest);
+        }
+    }
+    tile.peak = peak;
+}
+
+// Rows per visit at most; they are shared out evenly: 10 clients are 5 and 5.
+inline constexpr std::size_t kGroup = 6;
+
+template <class Type, bool kTrack, std::size_t kRows>
+inline void fold_group(std::size_t group, const Visit& visit, NarrowTile& tile) {
+    if (group == kRows) {
+        fold_rows<Type, static_cast<int>(kRows), kTrack>(visit, tile);
+    } else if constexpr (kRows > 1) {
+        fold_group<Type, kTrack, kRows - 1>(group, visit, tile);
     }
 }
 
-// Rows are folded in groups of kGroup; what is left over takes one smaller group.
-inline constexpr std::size_t kGroup = 4;
-
-template <class Type, bool kSmallest>
-inline void fold_clients(const void* const* rows, const double* weights, std::size_t clients,
+template <class Type, bool kTrack>
+inline void fold_clients(const MeanSegment& segment, const double* weights, std::size_t clients,
                          std::size_t offset, std::size_t size, NarrowTile& tile) {
-    for (std::size_t k = 0; k < clients; k += kGroup) {
-        const std::size_t group = std::min(kGroup, clients - k);
-        // The last group of a tile fetches the first rows of the next tile.
-        const bool last = k + group == clients;
-        const void* const* next = last ? rows : rows + std::min(k + kGroup, clients - group);
-        const std::size_t next_offset = last ? offset + size : offset;
-        const void* const* from = rows + k;
-        const double* w = weights + k;
-        switch (group) {
-            case 1:
-                fold_rows<Type, 1, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
-                                              tile);
-                break;
-            case 2:
-                fold_rows<Type, 2, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
-                                              tile);
-                break;
-            case 3:
-                fold_rows<Type, 3, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
-                                              tile);
-                break;
-            default:
-                fold_rows<Type, 4, kSmallest>(from, w, offset, size, next, next_offset, k == 0,
-                                              tile);
-                break;
-        }
+    const void* const* rows = segment.rows;
+    std::size_t group = 0;
+    for (std::size_t k = 0; k < clients; k += group) {
+        const std::size_t visits = (clients - k + kGroup - 1) / kGroup;
+        group = (clients - k + visits - 1) / visits;
+        // The last visit of a tile fetches the first rows of the next tile (harmless at the end).
+        const bool last = visits == 1;
+        const Visit visit = {rows + k,
+                             weights + k,
+                             offset,
+                             size,
+                             last ? rows : rows + std::min(k + group, clients - group),
+                             last ? std::min(offset + size, segment.size) : offset,
+                             k == 0};
+        fold_group<Type, kTrack, kGroup>(group, visit, tile);
+    }
+}
+
+template <class Type>
+inline void fold_type(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
+                      std::size_t size, bool track, NarrowTile& tile) {
+    const double* weights = plan.scaled.data();
+    const std::size_t clients = plan.scaled.size();
+    if (track) {
+        fold_clients<Type, true>(segment, weights, clients, offset, size, tile);
+    } else {
+        fold_clients<Type, false>(segment, weights, clients, offset, size, tile);
     }
 }
 
 inline void fold_narrow(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
-                        std::size_t size, NarrowTile& tile) {
-    const double* weights = plan.scaled.data();
-    const std::size_t clients = plan.scaled.size();
+                        std::size_t size, bool track, NarrowTile& tile) {
     switch (segment.dtype) {
         case DType::float32:
-            return plan.integers ? fold_clients<Float32, true>(segment.rows, weights, clients,
-                                                               offset, size, tile)
-                                 : fold_clients<Float32, false>(segment.rows, weights, clients,
-                                                                offset, size, tile);
+            return fold_type<Float32>(plan, segment, offset, size, track, tile);
         case DType::float16:
-            return plan.integers ? fold_clients<Float16, true>(segment.rows, weights, clients,
-                                                               offset, size, tile)
-                                 : fold_clients<Float16, false>(segment.rows, weights, clients,
-                                                                offset, size, tile);
+            return fold_type<Float16>(plan, segment, offset, size, track, tile);
         case DType::bfloat16:
-            return plan.integers ? fold_clients<BFloat16, true>(segment.rows, weights, clients,
-                                                                offset, size, tile)
-                                 : fold_clients<BFloat16, false>(segment.rows, weights, clients,
-                                                                 offset, size, tile);
+            return fold_type<BFloat16>(plan, segment, offset, size, track, tile);
         case DType::int8:
-            return plan.integers ? fold_clients<Int8, true>(segment.rows, weights, clients, offset,
-                                                            size, tile)
-                                 : fold_clients<Int8, false>(segment.rows, weights, clients, offset,
-                                                             size, tile);
+            return fold_type<Int8>(plan, segment, offset, size, track, tile);
         case DType::float64:
             return;
     }
@@ -233,10 +242,15 @@ FEDBENCH_INLINE f64v division_remainder(f64v s, f64v q, f64v w) {
 #endif
 }
 
+// `stream`: past the caches, for results that no cache would hold anyway.
 template <class Out>
-FEDBENCH_INLINE void put_lanes(std::byte* out, std::size_t i, std::size_t size, u32h bits) {
+FEDBENCH_INLINE void put_lanes(std::byte* out, std::size_t i, std::size_t size, u32h bits,
+                               [[maybe_unused]] bool stream = false) {
     constexpr std::size_t item = item_size(Out::dtype);
     if (size - i >= kLanes) {
+#if FEDBENCH_ISA_LEVEL > 0
+        if (Out::dtype == DType::float32 && stream) return stream_store(out + i * item, bits);
+#endif
         Out::put(out + i * item, bits);
     } else {
         std::byte padded[kLanes * item];
@@ -245,43 +259,143 @@ FEDBENCH_INLINE void put_lanes(std::byte* out, std::size_t i, std::size_t size, 
     }
 }
 
-// Rounds the tile's quotients to `out`; lists what it could not prove.
+// The constants of the narrow path's quotients.
+struct NarrowBounds {
+    f64v divisor;
+    f64v reciprocal;
+    f64v error;  // times m: delta of case (b)
+    int spread_limit;
+    bool power_of_two;
+    bool stream;
+
+    NarrowBounds(const WeightPlan& plan, const MeanSegment& segment) {
+        const auto address = reinterpret_cast<std::size_t>(segment.out);
+        stream = address % 64 == 0 && segment.size * 4 >= kStreamBytes;
+        divisor = splat(plan.scaled_divisor);
+        reciprocal = splat(1.0 / plan.scaled_divisor);
+        error = splat((static_cast<double>(plan.scaled.size()) + 12.0) * 0x1p-53 * plan.scaled_sum);
+        power_of_two = plan.power_of_two;
+        // B m < 2^53 g: with m < 2^(e + 1), B <= 2^b and g >= 2^(e' - p + 1), e - e' <= 53 - p - b.
+        int sum_bits = 0;
+        while (std::ldexp(1.0, sum_bits) < plan.scaled_sum) ++sum_bits;
+        spread_limit = plan.integers ? 53 - significand_bits(segment.dtype) - sum_bits : -1000;
+    }
+};
+
+// The bits of kLanes quotients from their sums, m and n; returns the lanes that are proved.
 template <class Out>
-inline void finish_narrow(const WeightPlan& plan, DType in, std::byte* out, std::size_t size,
-                          const NarrowTile& tile, Unproved& unproved) {
-    const f64v divisor = splat(plan.scaled_divisor);
-    const f64v reciprocal = splat(1.0 / plan.scaled_divisor);
-    const double clients = static_cast<double>(plan.scaled.size());
-    const f64v error = splat((clients + 12.0) * 0x1p-53 * plan.scaled_sum);
-    // B m < 2^53 g: with m < 2^(e + 1), B <= 2^b and g >= 2^(e' - p + 1), e - e' <= 53 - p - b.
-    int sum_bits = 0;
-    while (std::ldexp(1.0, sum_bits) < plan.scaled_sum) ++sum_bits;
-    const int spread_limit = plan.integers ? 53 - significand_bits(in) - sum_bits : -1000;
+FEDBENCH_INLINE unsigned decide(const NarrowBounds& bounds, f64v sum, u32h largest, u32h smallest,
+                                u32h& bits) {
+    const i32h spread = bits_as<i32h>((largest >> 23) - (smallest >> 23));
+    const i32h finite = bits_as<i32h>(largest < 0x7f800000U);
+    const i32h exact = (spread <= bounds.spread_limit) & finite;
+    const unsigned exact_lanes = mask_bits(widen_mask(exact));
+    if (exact_lanes != 0) {
+        if (bounds.power_of_two) {
+            bits = Out::round(sum * bounds.reciprocal);
+        } else {
+            const f64v q = sum / bounds.divisor;
+            bits = Out::round(to_odd(q, division_remainder(sum, q, bounds.divisor)));
+        }
+    }
+    if (exact_lanes == kAllLanes) return kAllLanes;
+    const f64v delta = bounds.error * widen(bits_as<f32h>(largest));
+    const u32h low = Out::round((sum - delta) * bounds.reciprocal);
+    const u32h high = Out::round((sum + delta) * bounds.reciprocal);
+    const i32h proved = (bits_as<i32h>(low == high) & finite) | exact;
+    bits = bits_as<u32h>((exact & bits_as<i32h>(bits)) | (~exact & bits_as<i32h>(low)));
+    return mask_bits(widen_mask(proved));
+}
+
+// Rounds a tile of which m and n were tracked; lists what it could not prove.
+template <class Out>
+inline void finish_tracked(const NarrowBounds& bounds, std::byte* out, std::size_t size,
+                           const NarrowTile& tile, Unproved& unproved) {
+    for (std::size_t i = 0; i < size; i += kLanes) {
+        u32h bits = {};
+        const unsigned proved =
+            decide<Out>(bounds, load<f64v>(tile.sum + i), load<u32h>(tile.largest + i),
+                        load<u32h>(tile.smallest + i), bits);
+        if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
+        put_lanes<Out>(out, i, size, bits, bounds.stream);
+    }
+}
+
+// m and n of kLanes coordinates, from the rows, which the fold has left in the cache.
+template <class Type>
+inline void range_of(const void* const* rows, std::size_t clients, std::size_t at,
+                     std::size_t count, u32h& largest, u32h& smallest) {
+    constexpr std::size_t item = item_size(Type::dtype);
+    largest = u32h{};
+    smallest = ~u32h{};
+    for (std::size_t k = 0; k < clients; ++k) {
+        std::byte padded[kLanes * item] = {};
+        std::memcpy(padded, static_cast<const std::byte*>(rows[k]) + at * item, count * item);
+        u32h bits = bits_as<u32h>(Type::load_floats(padded)) & 0x7fffffffU;
+        largest = largest > bits ? largest : bits;
+        bits -= 1U;
+        smallest = smallest < bits ? smallest : bits;
+    }
+}
+
+inline void narrow_range(const MeanSegment& segment, std::size_t clients, std::size_t at,
+                         std::size_t count, u32h& largest, u32h& smallest) {
+    switch (segment.dtype) {
+        case DType::float16:
+            return range_of<Float16>(segment.rows, clients, at, count, largest, smallest);
+        case DType::bfloat16:
+            return range_of<BFloat16>(segment.rows, clients, at, count, largest, smallest);
+        case DType::int8:
+            return range_of<Int8>(segment.rows, clients, at, count, largest, smallest);
+        default:
+            return range_of<Float32>(segment.rows, clients, at, count, largest, smallest);
+    }
+}
+
+// Rounds a tile of which only the largest |x| is known: a bound for all of its coordinates, wide
+// for some, but nearly always narrow enough. Where it is not, m and n are looked up.
+template <class Out>
+inline void finish_untracked(const NarrowBounds& bounds, const MeanSegment& segment,
+                             std::size_t clients, std::size_t offset, std::byte* out,
+                             std::size_t size, const NarrowTile& tile, Unproved& unproved) {
+    std::uint32_t peak = 0;
+    for (std::size_t lane = 0; lane < kStep; ++lane) {
+        peak = std::max(peak, static_cast<std::uint32_t>(tile.peak[lane]));
+    }
+    const bool finite = peak < 0x7f800000U;
+    const f64v delta =
+        bounds.error * splat(static_cast<double>(std::bit_cast<float>(finite ? peak : 0U)));
     for (std::size_t i = 0; i < size; i += kLanes) {
         const f64v sum = load<f64v>(tile.sum + i);
-        const u32h largest = load<u32h>(tile.largest + i);
-        const u32h smallest = load<u32h>(tile.smallest + i);
-        const i32h spread = bits_as<i32h>((largest >> 23) - (smallest >> 23));
-        const i32h exact = (spread <= spread_limit) & bits_as<i32h>(largest < 0x7f800000U);
-        const unsigned exact_lanes = mask_bits(widen_mask(exact));
-        u32h bits = {};
-        if (exact_lanes != 0) {
-            if (plan.power_of_two) {
-                bits = Out::round(sum * reciprocal);
-            } else {
-                const f64v q = sum / divisor;
-                bits = Out::round(to_odd(q, division_remainder(sum, q, divisor)));
-            }
+        u32h bits = Out::round((sum - delta) * bounds.reciprocal);
+        const u32h high = Out::round((sum + delta) * bounds.reciprocal);
+        if (!finite || mask_bits(widen_mask(bits_as<i32h>(bits == high))) != kAllLanes) {
+            u32h largest;
+            u32h smallest;
+            narrow_range(segment, clients, offset + i, std::min(kLanes, size - i), largest,
+                         smallest);
+            const unsigned proved = decide<Out>(bounds, sum, largest, smallest, bits);
+            if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
         }
-        if (exact_lanes != kAllLanes) {
-            const f64v delta = error * widen(bits_as<f32h>(largest));
-            const u32h low = Out::round((sum - delta) * reciprocal);
-            const u32h high = Out::round((sum + delta) * reciprocal);
-            const i32h proved = bits_as<i32h>(low == high) & bits_as<i32h>(largest < 0x7f800000U);
-            bits = bits_as<u32h>((exact & bits_as<i32h>(bits)) | (~exact & bits_as<i32h>(low)));
-            unproved.add(~mask_bits(widen_mask(proved | exact)) & kAllLanes, i, size);
-        }
-        put_lanes<Out>(out, i, size, bits);
+        put_lanes<Out>(out, i, size, bits, bounds.stream);
+    }
+}
+
+// One tile of the narrow path.
+template <class Out>
+inline void narrow_tile(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
+                        std::size_t size, Unproved& unproved) {
+    // Small divisors make ties common; only exact sums decide them, so m and n are worth tracking.
+    const bool track = plan.integers && plan.scaled_divisor <= 128.0;
+    const NarrowBounds bounds(plan, segment);
+    std::byte* out = static_cast<std::byte*>(segment.out) + offset * item_size(Out::dtype);
+    NarrowTile tile;
+    fold_narrow(plan, segment, offset, size, track, tile);
+    if (track) {
+        finish_tracked<Out>(bounds, out, size, tile, unproved);
+    } else {
+        finish_untracked<Out>(bounds, segment, plan.scaled.size(), offset, out, size, tile,
+                              unproved);
     }
 }
 
@@ -461,18 +575,15 @@ inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::
                     break;
             }
         } else {
-            NarrowTile tile;
-            fold_narrow(plan, segment, offset, size, tile);
-            const DType in = segment.dtype;
             switch (segment.out_dtype) {
                 case DType::float16:
-                    finish_narrow<ToFloat16>(plan, in, out, size, tile, unproved);
+                    narrow_tile<ToFloat16>(plan, segment, offset, size, unproved);
                     break;
                 case DType::bfloat16:
-                    finish_narrow<ToBFloat16>(plan, in, out, size, tile, unproved);
+                    narrow_tile<ToBFloat16>(plan, segment, offset, size, unproved);
                     break;
                 default:
-                    finish_narrow<ToFloat32>(plan, in, out, size, tile, unproved);
+                    narrow_tile<ToFloat32>(plan, segment, offset, size, unproved);
                     break;
             }
         }
@@ -480,6 +591,9 @@ inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::
             finite &= fedbench::detail::exact_mean_at(plan, segment, offset + unproved.index[u]);
         }
     }
+#if FEDBENCH_ISA_LEVEL > 0
+    _mm_sfence();  // streamed results are visible to whoever reads them next
+#endif
     return finite;
 }
 

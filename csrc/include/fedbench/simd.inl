@@ -120,6 +120,9 @@ FEDBENCH_INLINE f32h to_floats(i32h value) {
 FEDBENCH_INLINE void store_u16(void* to, u32h value) {
     store(to, _mm256_cvtepi32_epi16(bits_as<__m256i>(value)));
 }
+FEDBENCH_INLINE void stream_store(void* to, u32h value) {
+    _mm256_stream_si256(static_cast<__m256i*>(to), bits_as<__m256i>(value));
+}
 #elif FEDBENCH_ISA_LEVEL == 1
 FEDBENCH_INLINE f64v widen(f32h value) {
     return _mm256_cvtps_pd(value);
@@ -147,6 +150,9 @@ FEDBENCH_INLINE f32h to_floats(i32h value) {
 FEDBENCH_INLINE void store_u16(void* to, u32h value) {
     const __m128i bits = bits_as<__m128i>(value);
     _mm_storel_epi64(static_cast<__m128i*>(to), _mm_packus_epi32(bits, bits));
+}
+FEDBENCH_INLINE void stream_store(void* to, u32h value) {
+    _mm_stream_si128(static_cast<__m128i*>(to), bits_as<__m128i>(value));
 }
 #else
 FEDBENCH_INLINE f64v widen(f32h value) {
