@@ -1,6 +1,9 @@
 """Faults injected on purpose: too little shared memory, too few descriptors."""
 
+import os
+
 import pytest
+import torch
 
 from .scripts import run
 
@@ -77,3 +80,13 @@ def test_no_descriptors_left_is_an_error(tmp_path):
     out = run(EXHAUSTED, tmp_path)
     assert "ResourceError" in out
     assert "ulimit -n" in out
+
+
+def test_descriptors_and_processes_are_given_back(processes):
+    def life():
+        executor = processes(1)
+        executor.map(lambda b, i: b + i, range(4), broadcast=torch.ones(100_000))
+        executor.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    assert life() == life()
