@@ -1,6 +1,9 @@
 """`fedbench report` with the driver replaced: what is printed, written and returned."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -164,3 +167,35 @@ def test_the_table_fits_the_terminal(measured, monkeypatch, capfd, columns):
     monkeypatch.setenv("COLUMNS", columns)
     assert call() == 0
     assert max(map(len, capfd.readouterr().out.splitlines())) <= int(columns)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "cp1252"}],
+    ids=str,
+)
+def test_names_that_the_locale_cannot_show_survive_in_files(tmp_path, environment):
+    status = "ü\n→"
+    code = (
+        "import sys, fedbench.report\n"
+        "from fedbench.cli import main\n"
+        "from fedbench.report import Configuration, Measurement, Report\n"
+        f"name, status = {'тест-表'!a}, {status!a}\n"
+        "row = Measurement(Configuration(name, 'fedavg', 'sequential', 1), status=status)\n"
+        "fedbench.report.measure = lambda settings, on_progress: Report((row,), {})\n"
+        "main(['report', '--out', sys.argv[1]])\n"
+    )
+    target = tmp_path / "тест ü" / "表.csv"
+    done = subprocess.run(
+        [sys.executable, "-c", code, target],
+        capture_output=True,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONIOENCODING"}
+        | environment,
+    )
+    assert done.returncode == 1  # nothing ran
+    assert b"Traceback" not in done.stderr
+    assert b"fedavg" in done.stdout
+    frame = pd.read_csv(target)
+    assert frame["workload"].tolist() == ["тест-表"]
+    assert frame["status"].tolist() == [status]
