@@ -13,6 +13,7 @@ from fedbench.aggregation._arrays import (
     FLOATING,
     Buffer,
     describe,
+    describe_alike,
     empty,
     is_array,
     output_buffer,
@@ -130,8 +131,10 @@ def collect(updates: Any) -> Updates:
         raise ValueError("updates must hold at least one client's update, got none.")
     if isinstance(rows[0], Mapping):
         return _collect_mappings(rows)
-    buffers = [describe(row, f"updates[{k}]") for k, row in enumerate(rows)]
-    _require_alike(buffers, None)
+    buffers = describe_alike(rows)
+    if buffers is None:
+        buffers = [describe(row, f"updates[{k}]") for k, row in enumerate(rows)]
+        _require_alike(buffers, None)
     return Updates(len(rows), [Entry(None, buffers)], is_mapping=False)
 
 
@@ -158,8 +161,11 @@ def _collect_mappings(rows: Sequence[Any]) -> Updates:
         require_names(row, names, f"updates[{k}]", "updates[0]")
     entries = []
     for name in names:
-        buffers = [describe(row[name], f"updates[{k}][{name!r}]") for k, row in enumerate(rows)]
-        _require_alike(buffers, name)
+        values = [row[name] for row in rows]
+        buffers = describe_alike(values)
+        if buffers is None:
+            buffers = [describe(x, f"updates[{k}][{name!r}]") for k, x in enumerate(values)]
+            _require_alike(buffers, name)
         entries.append(Entry(name, buffers))
     tied = _tied_names(entries)
     entries = [entry for entry in entries if entry.name not in tied]
