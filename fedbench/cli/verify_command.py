@@ -13,7 +13,7 @@ from fedbench.cli.options import ListCommand, usage_errors, write_files
 if TYPE_CHECKING:
     from fedbench.algorithms import Algorithm
     from fedbench.verification import Candidate, Trace, Verification
-    from fedbench.verification.verify import Loop
+    from fedbench.verification.harness import Loop
 
 __all__ = ["verify"]
 

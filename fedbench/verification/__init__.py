@@ -2,7 +2,7 @@
 
 from fedbench.verification.compare import Difference, first_difference
 from fedbench.verification.trace import Trace, read_trace
-from fedbench.verification.verify import Candidate, Verification, verify
+from fedbench.verification.harness import Candidate, Verification, verify
 
 __all__ = [
     "Candidate",
