@@ -1,7 +1,7 @@
 """Directives that print tables of the package, so that the documentation cannot lag behind it.
 
 ``registry-table`` takes ``module:REGISTRY`` and lists the entries; ``report-columns`` lists the
-columns of the report.
+columns of the report; ``configuration-keys`` lists the keys of ``fedbench run``.
 """
 
 from __future__ import annotations
@@ -57,8 +57,26 @@ class ReportColumns(SphinxDirective):
         return found
 
 
+class ConfigurationKeys(SphinxDirective):
+    """``{configuration-keys}``: key, default and meaning of each setting of ``fedbench run``."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table."""
+        from fedbench.configuration import RunConfiguration
+
+        rows = []
+        for name, field in RunConfiguration.model_fields.items():
+            default = getattr(field.default, "label", field.default)
+            text = str(default).lower() if isinstance(default, bool) else str(default)
+            shown = "" if default is None else f"`{text}`"
+            rows.append((f"`{name}`", shown, str(field.description)))
+        found: list[nodes.Node] = table(self, ("key", "default", "meaning"), rows)
+        return found
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("registry-table", RegistryTable)
     app.add_directive("report-columns", ReportColumns)
+    app.add_directive("configuration-keys", ConfigurationKeys)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
