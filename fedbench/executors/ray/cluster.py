@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fedbench.errors import ExecutorError, ResourceError
 
-__all__ = ["PLACEMENT_S", "Cluster", "Placement", "join"]
+__all__ = ["PLACEMENT_S", "Cluster", "Placement", "check_resources", "join"]
 
 PLACEMENT_S = 10.0
 """How long a cluster may take to find room for the workers."""
@@ -208,6 +208,24 @@ def _store_bytes(node_id: str) -> int:
         if node["NodeID"] == node_id:
             return int(node["Resources"].get("object_store_memory", 0))
     return 0
+
+
+def check_resources(resources: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Return a copy of what each worker is to reserve, checked."""
+    if resources is None:
+        return None
+    if not isinstance(resources, Mapping):
+        raise TypeError(
+            "resources_per_worker must be a mapping of Ray's resource names to amounts, such as "
+            f"{{'CPU': 1}}, got {resources!r}."
+        )
+    for name, amount in resources.items():
+        if not (isinstance(name, str) and isinstance(amount, (int, float)) and amount >= 0):
+            raise ValueError(
+                "resources_per_worker must map names to numbers that are not negative, got "
+                f"{name!r}: {amount!r}."
+            )
+    return dict(resources)
 
 
 class Placement:

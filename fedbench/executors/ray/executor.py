@@ -19,7 +19,7 @@ from fedbench.executors.packing import pack, sending
 from fedbench.executors.processes.dispatch import BatchSize
 from fedbench.executors.processes.pool import search_path
 from fedbench.executors.processes.protocol import ATOMS, Parcel, open_parcel
-from fedbench.executors.ray.cluster import Cluster, Placement, join
+from fedbench.executors.ray.cluster import Cluster, Placement, check_resources, join
 from fedbench.executors.ray.crew import Call, Crew, Kind, Residents, Worker, describe_loss
 from fedbench.executors.ray.memory import Array, Lender, Message, as_arrays, split
 from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
@@ -31,6 +31,10 @@ _GRACE_S = 1.0
 _POLL_S = 0.2
 """How often time-outs are looked at, at least."""
 _PATIENT_S = 5.0
+_BATCH_S = 0.004
+"""Work in a call: several times what the call costs."""
+_LONG_S = 1.0
+"""Tasks of this length are not queued: the call's way to the worker is nothing against it."""
 _MAX_IDLE_DEATHS = 3
 """Workers that may die in one map without running anything, per worker."""
 _LENT_SHARE = 4
@@ -85,7 +89,7 @@ class RayExecutor(Executor):
         if address is not None and not isinstance(address, str):
             raise TypeError(f"address must be text or None, got {address!r}.")
         self.address = address
-        self.resources_per_worker = _check_resources(resources_per_worker)
+        self.resources_per_worker = check_resources(resources_per_worker)
         self.object_store_memory = (
             None
             if object_store_memory is None
@@ -95,7 +99,7 @@ class RayExecutor(Executor):
         self._crew: Crew | None = None
         self._residents = Residents()
         self._lender = Lender(0)
-        self._batches = BatchSize()
+        self._batches = BatchSize(_BATCH_S, _LONG_S)
         self._measured = False
         self._number = 0
         self._job: Any = None
@@ -139,7 +143,7 @@ class RayExecutor(Executor):
         self._number += 1
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
-        self._batches, self._measured = BatchSize(), False
+        self._batches, self._measured = BatchSize(_BATCH_S, _LONG_S), False
         self._job_residents = {}
         buffers: list[Array] = []
         with sending("the task"):
@@ -178,8 +182,8 @@ class RayExecutor(Executor):
         """Return how many tasks go in a call, and how many a worker may hold."""
         remaining = None if self._run is None else self._run.source.remaining
         batch = self._batches.batch(remaining, self.workers)
-        if not self._measured:
-            # A task queued behind one of unknown length may be late for nothing.
+        if not self._measured and (remaining is None or remaining <= 2 * self.workers):
+            # One queued behind a task of unknown length might end the map later than need be.
             return batch, batch
         return batch, self._batches.depth(batch, remaining, self.workers)
 
@@ -379,21 +383,3 @@ class RayExecutor(Executor):
         if self._run is not None:
             self._run.flying[ticket.index] = ticket
         self._ready.append(Outcome(ticket.index, failure=failure))
-
-
-def _check_resources(resources: Mapping[str, float] | None) -> dict[str, float] | None:
-    """Return a copy of what each worker is to reserve, checked."""
-    if resources is None:
-        return None
-    if not isinstance(resources, Mapping):
-        raise TypeError(
-            "resources_per_worker must be a mapping of Ray's resource names to amounts, such as "
-            f"{{'CPU': 1}}, got {resources!r}."
-        )
-    for name, amount in resources.items():
-        if not (isinstance(name, str) and isinstance(amount, (int, float)) and amount >= 0):
-            raise ValueError(
-                "resources_per_worker must map names to numbers that are not negative, got "
-                f"{name!r}: {amount!r}."
-            )
-    return dict(resources)

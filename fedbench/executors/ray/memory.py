@@ -16,7 +16,16 @@ from fedbench.executors.packing import unpack
 from fedbench.executors.processes.memory import lay_out
 from fedbench.executors.processes.protocol import Parcel
 
-__all__ = ["Array", "Lender", "Message", "as_arrays", "private_copies", "split", "unpack_shared"]
+__all__ = [
+    "Array",
+    "Lender",
+    "Message",
+    "PrivateMemory",
+    "as_arrays",
+    "private_copies",
+    "split",
+    "unpack_shared",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -42,7 +51,10 @@ def split(buffers: Iterable[Array], parcels: Iterable[Parcel]) -> list[list[Arra
 def private_copies(arrays: Sequence[Array]) -> list[memoryview]:
     """Return writable copies in fresh memory, each at an aligned address."""
     offsets, total = lay_out([array.nbytes for array in arrays])
-    memory = memoryview(aligned_bytes(total))
+    return _copy(arrays, memoryview(aligned_bytes(total)), offsets)
+
+
+def _copy(arrays: Sequence[Array], memory: memoryview, offsets: list[int]) -> list[memoryview]:
     copies = []
     for array, offset in zip(arrays, offsets, strict=True):
         target = memory[offset : offset + array.nbytes]
@@ -68,13 +80,31 @@ def unpack_shared(message: Message) -> Any:
 
 
 class _Pin:
-    """Shows memory of the object store as writable, and keeps it there."""
+    """Shows memory as writable, keeps it, and is gone when nobody looks at it any more."""
 
     def __init__(self, array: Array) -> None:
         interface = dict(array.__array_interface__)
         interface["data"] = (interface["data"][0], False)
         self.__array_interface__ = interface
         self._array = array
+
+
+class PrivateMemory:
+    """Memory for copies that is used again when nobody looks at it: fresh memory costs far more."""
+
+    def __init__(self) -> None:
+        self._array: Array = np.empty(0, np.uint8)
+        self._user: weakref.ref[_Pin] | None = None
+
+    def copies(self, arrays: Sequence[Array]) -> list[memoryview]:
+        """Return writable copies, each at an aligned address."""
+        offsets, total = lay_out([array.nbytes for array in arrays])
+        in_use = self._user is not None and self._user() is not None
+        if in_use or not total <= self._array.nbytes <= 4 * total + 2**20:
+            self._array = np.frombuffer(aligned_bytes(total), np.uint8)
+        pin = _Pin(self._array)
+        self._user = weakref.ref(pin)
+        return _copy(arrays, np.asarray(pin).data, offsets)
 
 
 class Lender:

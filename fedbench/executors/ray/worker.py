@@ -22,6 +22,7 @@ from fedbench.executors.ray.board import Board
 from fedbench.executors.ray.memory import (
     Array,
     Message,
+    PrivateMemory,
     as_arrays,
     private_copies,
     split,
@@ -67,6 +68,7 @@ class RayWorker:
         mark_worker_process()
         set_intraop_threads(intraop_threads)
         self._board = Board.find(*board)
+        self._memory = PrivateMemory()
         self._runner = TaskRunner(_no_task)
         self._reducer: Any = None
         self._error: BaseException | None = None
@@ -152,9 +154,10 @@ class RayWorker:
         self, buffers: list[Array], task: Parcel, broadcast: Parcel | None, reducer: Parcel | None
     ) -> None:
         parcels = [task, broadcast or Parcel(), reducer or Parcel()]
+        copies = [private_copies, self._memory.copies, private_copies]
         values = [
-            open_parcel(parcel, private_copies(own))
-            for parcel, own in zip(parcels, split(buffers, parcels), strict=True)
+            open_parcel(parcel, copy(own))
+            for parcel, copy, own in zip(parcels, copies, split(buffers, parcels), strict=True)
         ]
         self._reducer = values[2]
         self._runner = TaskRunner(
