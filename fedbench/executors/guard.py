@@ -35,9 +35,11 @@ def aligned_bytes(num_bytes: int) -> memoryview:
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a dense copy: the tensor's own dimension order, without gaps."""
-    if tensor.is_contiguous():
-        return tensor.stride()
+    """Return the strides of a dense copy of a tensor that is not contiguous.
+
+    They keep the tensor's own order of dimensions, without gaps. A contiguous tensor is copied
+    with the usual strides, also where a dimension of size one would allow others.
+    """
     return torch.empty_like(tensor, device="meta").stride()
 
 
@@ -155,9 +157,12 @@ def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return _copy_array(leaf)
     if type(leaf) is torch.Tensor and leaf.layout == torch.strided:
-        copied = torch.empty_strided(
-            leaf.size(), kept_strides(leaf), dtype=leaf.dtype, device=leaf.device
-        )
+        if leaf.is_contiguous():
+            copied = torch.empty(leaf.size(), dtype=leaf.dtype, device=leaf.device)
+        else:
+            copied = torch.empty_strided(
+                leaf.size(), kept_strides(leaf), dtype=leaf.dtype, device=leaf.device
+            )
         copied.copy_(leaf.detach())
         return copied.requires_grad_(leaf.requires_grad)
     return copy.deepcopy(leaf)  # parameters, other subclasses and layouts know how to copy

@@ -148,7 +148,8 @@ def _flat_bytes(tensor: torch.Tensor) -> Any:
             tensor = dense.copy_(tensor)
         tensor = tensor.as_strided((tensor.numel(),), (1,))
     if tensor.dtype not in _NUMPY_DTYPES:
-        tensor = tensor.reshape(-1).view(torch.uint8)
+        # Not reshape: a dimension of size one may have any stride, which view would refuse.
+        tensor = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     return tensor.numpy()
 
 
