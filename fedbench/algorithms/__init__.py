@@ -1,17 +1,22 @@
 """Federated algorithms, one file per family: pure client updates and server aggregation."""
 
-from fedbench.algorithms.base import (
-    Algorithm,
-    Client,
-    Reduction,
-    RoundContext,
-    RoundPlan,
-    ServerSetup,
-    ServerState,
-    Update,
-    Updates,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedbench.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from fedbench.algorithms.base import Algorithm as Algorithm
+    from fedbench.algorithms.base import Client as Client
+    from fedbench.algorithms.base import Reduction as Reduction
+    from fedbench.algorithms.base import RoundContext as RoundContext
+    from fedbench.algorithms.base import RoundPlan as RoundPlan
+    from fedbench.algorithms.base import ServerSetup as ServerSetup
+    from fedbench.algorithms.base import ServerState as ServerState
+    from fedbench.algorithms.base import Update as Update
+    from fedbench.algorithms.base import Updates as Updates
 
 __all__ = [
     "ALGORITHMS",
@@ -107,3 +112,14 @@ def make_algorithm(name: str, **options: object) -> Algorithm:
             f"It has {', '.join(map(repr, known)) or 'none'}."
         )
     return algorithm(**options)
+
+
+def __getattr__(name: str) -> Any:
+    # torch is imported with the first algorithm, not with the table above.
+    if name in __all__:
+        return getattr(importlib.import_module("fedbench.algorithms.base"), name)
+    raise AttributeError(f"module 'fedbench.algorithms' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -90,13 +90,15 @@ class _Transformer(nn.Module):
         self.positions = nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
+        self._initialize()
 
-    def initialize(self, generator: torch.Generator) -> None:
+    @torch.no_grad()
+    def _initialize(self) -> None:
         # The standard deviation of GPT-2; with that of torch's embeddings, 1, the logits of an
         # output layer that shares these weights would be far too large.
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                parameter.normal_(0.0, 0.02, generator=generator)
+                parameter.normal_(0.0, 0.02)
             elif name.endswith("bias"):
                 parameter.zero_()
 

@@ -25,7 +25,12 @@ from fedbench.algorithms import (
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
-from fedbench.reproducibility import level_or_default, pinned, torch_generator
+from fedbench.reproducibility import (
+    level_or_default,
+    pinned,
+    redirect_global_generators,
+    torch_generator,
+)
 from fedbench.simulation.arguments import (
     checked_cohort,
     positive,
@@ -149,6 +154,9 @@ class Simulation:
             self.dataset.num_clients,
         )
         self._executor, self._owns_executor = resolve_executor(executor, workers)
+        if self.level == "L1":
+            # Now and not in the first task: what tasks import later by name is then redirected.
+            redirect_global_generators()
         build_model = functools.partial(self.workload.model, seed=seed)
         self._side = Resident(
             ClientSide(

@@ -157,9 +157,13 @@ def test_initial_parameters_are_distributed_as_torch_does_it(name):
             assert mine.abs().max() <= yours.abs().max() * 1.05, key
 
 
-def test_a_layer_without_a_rule_is_refused():
-    with pytest.raises(TypeError, match="PReLU at '1'"):
-        initialized(lambda: nn.Sequential(nn.Linear(2, 2), nn.PReLU()))
+def test_any_layer_is_drawn_from_the_seed():
+    def build_own(seed):
+        return initialized(lambda: nn.Sequential(nn.Bilinear(2, 2, 3), nn.PReLU()), seed=seed)
+
+    first, again, other = (build_own(seed)[0].weight for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
