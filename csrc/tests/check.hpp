@@ -80,8 +80,8 @@ inline int run_all() {
 
 #define CHECK_EQUAL(actual, expected)                                                 \
     do {                                                                              \
-        const auto& check_actual = (actual);                                          \
-        const auto& check_expected = (expected);                                      \
+        const auto check_actual = (actual);                                           \
+        const auto check_expected = (expected);                                       \
         if (!(check_actual == check_expected))                                        \
             fedbench::testing::fail(__FILE__, __LINE__, #actual " is ", check_actual, \
                                     ", expected ", check_expected);                   \

@@ -11,10 +11,15 @@ namespace fedbench {
 
 namespace detail {
 
+inline void append_bytes(std::vector<std::byte>& bytes, const void* from, std::size_t size) {
+    const std::size_t end = bytes.size();
+    bytes.resize(end + size);
+    std::memcpy(bytes.data() + end, from, size);
+}
+
 template <class T>
 void append(std::vector<std::byte>& bytes, const T& value) {
-    const auto* from = reinterpret_cast<const std::byte*>(&value);
-    bytes.insert(bytes.end(), from, from + sizeof value);
+    append_bytes(bytes, &value, sizeof value);
 }
 
 // Reads from the front and throws at the end of the bytes.
@@ -52,13 +57,12 @@ inline std::vector<std::byte> StreamingSum::serialize() {
         detail::append(bytes, std::int32_t{last - first});
         detail::append(bytes, static_cast<std::uint8_t>(special ? 1 : 0));
         for (int f = first; f < last; ++f) {
-            const auto* bins = reinterpret_cast<const std::byte*>(
-                block.window.bins + static_cast<std::size_t>(f) * block.window.stride);
-            bytes.insert(bytes.end(), bins, bins + block.size * sizeof(std::int64_t));
+            detail::append_bytes(
+                bytes, block.window.bins + static_cast<std::size_t>(f) * block.window.stride,
+                block.size * sizeof(std::int64_t));
         }
         if (special) {
-            const auto* flags = reinterpret_cast<const std::byte*>(block.special.get());
-            bytes.insert(bytes.end(), flags, flags + block.size);
+            detail::append_bytes(bytes, block.special.get(), block.size);
         }
     }
     return bytes;

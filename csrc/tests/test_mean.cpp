@@ -1,0 +1,230 @@
+// The mean on every level against the exact path: all small sizes, misalignments, guard bytes.
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "buffers.hpp"
+#include "check.hpp"
+#include "fedbench/finite.hpp"
+#include "fedbench/mean.hpp"
+
+using namespace fedbench;
+using fedbench::testing::GuardedBuffer;
+
+namespace {
+
+constexpr std::array kFloats = {DType::float32, DType::float64, DType::float16, DType::bfloat16};
+
+using Bytes = GuardedBuffer<std::uint8_t>;
+
+// Random finite elements: some alike in magnitude, some with any bits, some zero.
+void fill(Bytes& buffer, DType dtype, std::mt19937_64& random) {
+    const std::size_t item = item_size(dtype);
+    const std::uint64_t sign = std::uint64_t{1} << (8 * item - 1);
+    const std::uint64_t infinity = exact::infinity_bits(dtype, false);
+    const int fraction = exact::format_of(dtype).precision - 1;
+    for (std::size_t i = 0; i < buffer.size() / item; ++i) {
+        std::uint64_t bits = random() % infinity;
+        if (random() % 4 != 0) {  // an exponent near that of one
+            const std::uint64_t field = (infinity >> fraction) / 2 - random() % 6;
+            bits = (field << fraction) | (random() & ((std::uint64_t{1} << fraction) - 1));
+        }
+        if (random() % 8 == 0) bits = 0;
+        if (random() % 2 == 0) bits |= sign;
+        std::memcpy(static_cast<std::byte*>(buffer.address()) + i * item, &bits, item);
+    }
+}
+
+std::vector<double> some_weights(int kind, std::size_t clients, std::mt19937_64& random) {
+    std::vector<double> weights;
+    for (std::size_t k = 0; k < clients; ++k) {
+        switch (kind) {
+            case 0:
+                weights.push_back(3.0);
+                break;
+            case 1:
+                weights.push_back(static_cast<double>(random() % 1000 + 1));
+                break;
+            case 2:
+                weights.push_back(static_cast<double>(random() >> 11) * 0x1p-53 + 1e-3);
+                break;
+            default:
+                weights.push_back(std::ldexp(1.0, static_cast<int>(random() % 1200) - 600));
+        }
+    }
+    return weights;
+}
+
+void compare(std::size_t size, std::size_t clients, DType in, DType out, int weight_kind,
+             std::size_t misalignment, std::mt19937_64& random) {
+    std::vector<Bytes> rows;
+    std::vector<const void*> addresses;
+    rows.reserve(clients);
+    for (std::size_t k = 0; k < clients; ++k) {
+        rows.emplace_back(size * item_size(in), (misalignment + k) % 8);
+        fill(rows.back(), in, random);
+        addresses.push_back(rows.back().address());
+    }
+    const auto plan = plan_weights(some_weights(weight_kind, clients, random), std::nullopt);
+    Bytes expected(size * item_size(out));
+    const MeanSegment reference = {addresses.data(), size, in, expected.address(), out};
+    for (std::size_t i = 0; i < size; ++i)
+        CHECK(fedbench::detail::exact_mean_at(plan, reference, i));
+    for (const IsaLevel level : available_isas()) {
+        fedbench::testing::trying("size", size, "clients", clients, "in", static_cast<int>(in),
+                                  "out", static_cast<int>(out), "weights", weight_kind, "level",
+                                  isa_name(level));
+        Bytes result(size * item_size(out), misalignment);
+        const MeanSegment segment = {addresses.data(), size, in, result.address(), out};
+        CHECK(mean(plan, {&segment, 1}, level));
+        CHECK(result.intact());
+        for (std::size_t b = 0; b < result.size(); ++b) {
+            CHECK_EQUAL(int{result.get(b)}, int{expected.get(b)});
+        }
+    }
+    for (const Bytes& row : rows) CHECK(row.intact());
+}
+
+}  // namespace
+
+TEST(every_small_size_and_misalignment) {
+    std::mt19937_64 random(1);
+    set_num_threads(1);
+    for (std::size_t size = 0; size <= 67; ++size) {
+        for (const DType dtype : kFloats) {
+            compare(size, 1 + size % 9, dtype, dtype, static_cast<int>(size % 4), size % 8, random);
+        }
+    }
+}
+
+TEST(every_number_of_clients) {
+    std::mt19937_64 random(2);
+    for (std::size_t clients = 1; clients <= 40; ++clients) {
+        for (const DType dtype : kFloats) {
+            for (int weights = 0; weights < 4; ++weights) {
+                compare(19, clients, dtype, dtype, weights, 0, random);
+            }
+        }
+    }
+}
+
+TEST(every_pair_of_types) {
+    std::mt19937_64 random(3);
+    for (const DType in : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
+        for (const DType out : kFloats) {
+            for (int weights = 0; weights < 4; ++weights) {
+                compare(203, 5, in, out, weights, 1, random);
+            }
+        }
+    }
+}
+
+TEST(sizes_around_the_tile_and_several_threads) {
+    std::mt19937_64 random(4);
+    set_num_threads(3);
+    for (const std::size_t size : {kMeanTile - 1, kMeanTile, kMeanTile + 1, 3 * kMeanTile + 5}) {
+        compare(size, 4, DType::float32, DType::float32, 1, 4, random);
+        compare(size, 3, DType::bfloat16, DType::bfloat16, 0, 2, random);
+    }
+    set_num_threads(1);
+}
+
+TEST(streamed_results_are_complete) {
+    const std::size_t size = kStreamBytes / 4 + 1031;
+    std::vector<float> a(size, 1.0F);
+    std::vector<float> b(size, 3.0F);
+    a[size - 1] = 5.0F;
+    const std::array<const void*, 2> rows = {a.data(), b.data()};
+    const std::vector<double> weights = {1.0, 1.0};
+    const auto plan = plan_weights(weights, std::nullopt);
+    GuardedBuffer<float> out(size);
+    const MeanSegment segment = {rows.data(), size, DType::float32, out.address(), DType::float32};
+    set_num_threads(3);
+    for (const IsaLevel level : available_isas()) {
+        std::memset(out.address(), 0, size * 4);
+        CHECK(mean(plan, {&segment, 1}, level));
+        for (std::size_t i = 0; i + 1 < size; ++i) CHECK(out.get(i) == 2.0F);
+        CHECK_EQUAL(out.get(size - 1), 4.0F);
+        CHECK(out.intact());
+    }
+    set_num_threads(1);
+}
+
+TEST(known_roundings) {
+    const auto mean_of = [](std::vector<float> values, std::vector<double> weights) {
+        std::vector<const void*> rows;
+        for (const float& value : values) rows.push_back(&value);
+        float out = -1.0F;
+        const MeanSegment segment = {rows.data(), 1, DType::float32, &out, DType::float32};
+        mean(plan_weights(weights, std::nullopt), {&segment, 1});
+        return out;
+    };
+    // Ties go to even; the smallest excess above a tie goes up.
+    CHECK_EQUAL(mean_of({1.0F, 1.0F + 0x1p-23F}, {1, 1}), 1.0F);
+    CHECK_EQUAL(mean_of({1.0F + 0x1p-23F, 1.0F + 0x1p-22F}, {1, 1}), 1.0F + 0x1p-22F);
+    CHECK_EQUAL(mean_of({1.0F, 1.0F + 0x1p-23F, 0x1p-149F}, {0x1p52, 0x1p52, 0x1p-300}), 1.0F);
+    CHECK_EQUAL(mean_of({3e38F, 3e38F, 3e38F}, {1, 1, 1}), 3e38F);
+    CHECK_EQUAL(mean_of({0x1p-149F, 0.0F}, {1, 1}), 0.0F);
+    CHECK_EQUAL(mean_of({0x1p-149F, 0x1p-148F}, {1, 1}), 0x1p-148F);
+}
+
+TEST(weights_become_small_integers_where_possible) {
+    const std::vector<double> quarters = {0.25, 0.5, 1.25};
+    const auto plan = plan_weights(quarters, std::nullopt);
+    CHECK(plan.integers && plan.power_of_two);
+    CHECK_EQUAL(plan.scaled[2], 5.0);
+    CHECK_EQUAL(plan.scaled_divisor, 8.0);
+    const std::vector<double> equal = {0.1, 0.1, 0.1};
+    CHECK_EQUAL(plan_weights(equal, std::nullopt).scaled_divisor, 3.0);
+    const std::vector<double> real = {0.1, 0.3};
+    CHECK(!plan_weights(real, std::nullopt).integers);
+    const std::vector<double> wide = {1e-300, 1e300};
+    CHECK(plan_weights(wide, std::nullopt).exact_only);
+    const std::vector<double> zero = {0.0, 2.0, 0.0};
+    CHECK_EQUAL(plan_weights(zero, 4.0).clients.size(), 1U);
+}
+
+TEST(special_values_depend_on_the_set_alone) {
+    const float inf = std::numeric_limits<float>::infinity();
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> a = {inf, inf, nan, -inf, 1.0F};
+    const std::vector<float> b = {1.0F, -inf, inf, 2.0F, 3.0F};
+    for (const IsaLevel level : available_isas()) {
+        for (const bool swapped : {false, true}) {
+            const std::array<const void*, 2> rows = {swapped ? b.data() : a.data(),
+                                                     swapped ? a.data() : b.data()};
+            std::vector<float> out(5);
+            const std::vector<double> weights = {2.0, 2.0};
+            const MeanSegment segment = {rows.data(), 5, DType::float32, out.data(),
+                                         DType::float32};
+            CHECK(!mean(plan_weights(weights, std::nullopt), {&segment, 1}, level));
+            CHECK_EQUAL(out[0], inf);
+            CHECK_EQUAL(std::bit_cast<std::uint32_t>(out[1]), 0x7fc00000U);
+            CHECK_EQUAL(std::bit_cast<std::uint32_t>(out[2]), 0x7fc00000U);
+            CHECK_EQUAL(out[3], -inf);
+            CHECK_EQUAL(out[4], 2.0F);
+        }
+    }
+}
+
+TEST(the_first_nonfinite_element_is_found) {
+    set_num_threads(3);
+    for (const IsaLevel level : available_isas()) {
+        std::vector<float> values(3 << 20, 1.0F);
+        CHECK(!first_nonfinite(DType::float32, values.data(), values.size(), level));
+        values[2'000'003] = std::numeric_limits<float>::infinity();
+        values[900'001] = std::numeric_limits<float>::quiet_NaN();
+        CHECK_EQUAL(*first_nonfinite(DType::float32, values.data(), values.size(), level),
+                    900'001U);
+        std::vector<std::uint16_t> halves(100, 0x7bff);
+        CHECK(!first_nonfinite(DType::float16, halves.data(), halves.size(), level));
+        halves[99] = 0xfc00;
+        CHECK_EQUAL(*first_nonfinite(DType::float16, halves.data(), halves.size(), level), 99U);
+    }
+    set_num_threads(1);
+}
+
+TEST_MAIN()

@@ -1,0 +1,73 @@
+// Copies between pieces and a flat buffer, and the pooled memory.
+#include <numeric>
+#include <vector>
+
+#include "buffers.hpp"
+#include "check.hpp"
+#include "fedbench/memory.hpp"
+#include "fedbench/pack.hpp"
+
+using namespace fedbench;
+using fedbench::testing::GuardedBuffer;
+
+TEST(pieces_of_every_small_size_go_where_they_belong) {
+    for (std::size_t size = 0; size < 40; ++size) {
+        GuardedBuffer<unsigned char> a(size, size % 7);
+        GuardedBuffer<unsigned char> b(2 * size + 1, 3);
+        for (std::size_t i = 0; i < a.size(); ++i) a.set(i, static_cast<unsigned char>(i + 1));
+        for (std::size_t i = 0; i < b.size(); ++i) b.set(i, static_cast<unsigned char>(100 + i));
+        const std::size_t gap = 5;
+        GuardedBuffer<unsigned char> flat(a.size() + gap + b.size() + gap, 1);
+        for (std::size_t i = 0; i < flat.size(); ++i) flat.set(i, 0xee);
+        auto* start = static_cast<std::byte*>(flat.address());
+        const std::vector<Piece> pieces = {
+            {static_cast<std::byte*>(a.address()), 0, a.size()},
+            {static_cast<std::byte*>(b.address()), a.size() + gap, b.size()}};
+        zero_gaps(start, flat.size(), pieces);
+        copy_pieces(start, pieces, CopyDirection::gather);
+        for (std::size_t i = 0; i < gap; ++i) {
+            CHECK_EQUAL(int{flat.get(a.size() + i)}, 0);
+            CHECK_EQUAL(int{flat.get(flat.size() - 1 - i)}, 0);
+        }
+        for (std::size_t i = 0; i < a.size(); ++i) CHECK_EQUAL(flat.get(i), a.get(i));
+        for (std::size_t i = 0; i < b.size(); ++i) {
+            CHECK_EQUAL(flat.get(a.size() + gap + i), b.get(i));
+            b.set(i, 0);
+        }
+        copy_pieces(start, pieces, CopyDirection::scatter);
+        for (std::size_t i = 0; i < b.size(); ++i) CHECK_EQUAL(int{b.get(i)}, int(100 + i) & 0xff);
+        CHECK(a.intact() && b.intact() && flat.intact());
+    }
+}
+
+TEST(large_copies_use_several_threads_and_reach_everything) {
+    set_num_threads(3);
+    std::vector<int> source((5 << 20) / 4 + 77);
+    std::iota(source.begin(), source.end(), 0);
+    std::vector<int> flat(source.size());
+    const std::size_t half = source.size() / 2;
+    auto* bytes = reinterpret_cast<std::byte*>(source.data());
+    const std::vector<Piece> pieces = {{bytes, 0, half * 4},
+                                       {bytes + half * 4, half * 4, (source.size() - half) * 4}};
+    copy_pieces(reinterpret_cast<std::byte*>(flat.data()), pieces, CopyDirection::gather);
+    CHECK(flat == source);
+    set_num_threads(1);
+}
+
+TEST(pooled_blocks_are_aligned_reused_and_bounded) {
+    BufferPool& pool = BufferPool::instance();
+    void* first = pool.allocate(5'000'000);
+    CHECK_EQUAL(reinterpret_cast<std::size_t>(first) % BufferPool::kHugePage, 0U);
+    std::memset(first, 1, 5'000'000);
+    pool.release(first, 5'000'000);
+    CHECK(pool.allocate(4'999'999) == first);
+    pool.release(first, 4'999'999);
+    const std::size_t huge = BufferPool::kMaxKept + 1;
+    pool.release(pool.allocate(huge), huge);
+    pool.trim();
+    void* again = pool.allocate(5'000'000);
+    std::memset(again, 2, 5'000'000);
+    pool.release(again, 5'000'000);
+}
+
+TEST_MAIN()
