@@ -46,7 +46,7 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        """The swept keys and values in one piece of text: ``algorithm=fedprox, seed=1``."""
+        """The swept keys and values as text, such as ``algorithm=fedprox, seed=1``."""
         return ", ".join(f"{key}={value}" for key, value in self.keys.items())
 
 

@@ -75,7 +75,7 @@ def draw(table: pd.DataFrame, keys: Sequence[str], suffix: str) -> bytes:
 
 
 def require_matplotlib() -> None:
-    """Raise :class:`MissingExtraError` if matplotlib is not installed."""
+    """Raise :class:`~fedbench.errors.MissingExtraError` if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise missing_extra("a plot", "matplotlib", "plot")
 

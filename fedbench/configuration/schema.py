@@ -51,7 +51,7 @@ class Component(BaseModel):
 
     @property
     def label(self) -> str:
-        """The component in one short piece of text, for tables: ``dirichlet(alpha=0.3)``."""
+        """The component as short text for tables, such as ``dirichlet(alpha=0.3)``."""
         inside = ", ".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.name}({inside})" if inside else self.name
 
@@ -126,7 +126,7 @@ class RunConfiguration(BaseModel):
         return self.model_dump(exclude_none=True)
 
     def component(self, key: str) -> Component | None:
-        """Return the component at `key`, one of :data:`COMPONENTS`."""
+        """Return the component at `key`, one of ``COMPONENTS``."""
         return cast("Component | None", getattr(self, key))
 
 
