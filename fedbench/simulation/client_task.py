@@ -7,6 +7,7 @@ Both are small objects. What never changes during a simulation (data, model, alg
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,9 +19,14 @@ from torch import Tensor, nn
 from fedbench.algorithms import Algorithm, Client, Update
 from fedbench.data import FederatedDataset
 from fedbench.executors import Resident
-from fedbench.reproducibility import generator_scope, torch_generator
+from fedbench.reproducibility import (
+    generator_scope,
+    redirect_global_generators,
+    torch_generator,
+)
 from fedbench.simulation.enclosure import EnclosureGuard
 from fedbench.training import (
+    LOSSES,
     EvaluationSums,
     LocalWork,
     Loss,
@@ -29,6 +35,7 @@ from fedbench.training import (
     evaluate_batches,
     worker_model,
 )
+from fedbench.workloads import Workload
 
 __all__ = [
     "ClientItem",
@@ -53,6 +60,34 @@ class ClientSide:
     level: str
     check_enclosure: bool
     around_client: Callable[[Client], None] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        dataset: FederatedDataset,
+        algorithm: Algorithm,
+        *,
+        seed: int,
+        level: str,
+        **watching: Any,
+    ) -> ClientSide:
+        """Return the client side of a workload, and make ready for its level."""
+        if level == "L1":
+            # Now and not in the first task: what tasks import later by name is then redirected.
+            redirect_global_generators()
+        return cls(
+            dataset=dataset,
+            model=functools.partial(workload.model, seed=seed),
+            algorithm=algorithm,
+            work=LocalWork(
+                epochs=workload.local_epochs, batch_size=workload.batch_size, lr=workload.lr
+            ),
+            loss=LOSSES.load(workload.loss),
+            seed=seed,
+            level=level,
+            **watching,
+        )
 
     def worker_model(self) -> WorkerModel:
         """Return this worker's model, built without touching any global generator."""

@@ -25,12 +25,7 @@ from fedbench.algorithms import (
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
-from fedbench.reproducibility import (
-    level_or_default,
-    pinned,
-    redirect_global_generators,
-    torch_generator,
-)
+from fedbench.reproducibility import level_or_default, pinned, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
     positive,
@@ -58,7 +53,6 @@ from fedbench.simulation.rounds import (
     round_context,
     unobserved,
 )
-from fedbench.training import LOSSES, LocalWork
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -154,21 +148,11 @@ class Simulation:
             self.dataset.num_clients,
         )
         self._executor, self._owns_executor = resolve_executor(executor, workers)
-        if self.level == "L1":
-            # Now and not in the first task: what tasks import later by name is then redirected.
-            redirect_global_generators()
-        build_model = functools.partial(self.workload.model, seed=seed)
         self._side = Resident(
-            ClientSide(
-                dataset=self.dataset,
-                model=build_model,
-                algorithm=self.algorithm,
-                work=LocalWork(
-                    epochs=self.workload.local_epochs,
-                    batch_size=self.workload.batch_size,
-                    lr=self.workload.lr,
-                ),
-                loss=LOSSES.load(self.workload.loss),
+            ClientSide.of(
+                self.workload,
+                self.dataset,
+                self.algorithm,
                 seed=seed,
                 level=self.level,
                 check_enclosure=check_enclosure,
