@@ -1,11 +1,18 @@
 """The contract of all executors, on every backend: arguments, life and misuse."""
 
 import os
+import sys
 import threading
 
 import pytest
 
-from fedbench.errors import ClientTaskError, ExecutorClosedError, ExecutorError, NestedExecutorError
+from fedbench.errors import (
+    ClientTaskError,
+    ExecutorClosedError,
+    ExecutorError,
+    NestedExecutorError,
+    UnsupportedPlatformError,
+)
 from fedbench.executors import make_executor
 
 from .tasks import square
@@ -50,6 +57,14 @@ def test_wrong_arguments_of_map_are_refused(executor):
     with pytest.raises(ValueError, match="window must be a positive integer"):
         executor.imap(square, [1], window=0)
     assert executor.map(square, [3]) == [9]
+
+
+def test_processes_say_that_they_need_linux(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("fedbench.executors.processes")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UnsupportedPlatformError, match="needs Linux, got 'darwin'"):
+        make_executor("processes")
 
 
 def test_one_item_and_more_workers_than_items(backend, new_executor):

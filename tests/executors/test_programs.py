@@ -33,6 +33,13 @@ def test_functions_and_classes_of_main_work_without_a_guard(tmp_path, stdin_code
     assert run(MAIN_FUNCTIONS, tmp_path, stdin_code=stdin_code) == "[11, 12]\n"
 
 
+def test_functions_of_an_interactive_session_work(tmp_path):
+    program = Program(MAIN_FUNCTIONS, tmp_path, stdin_code=True, interpreter_options=["-i"])
+    code, out, err = program.finish()
+    assert (code, out) == (0, "[11, 12]\n")
+    assert "Traceback" not in err
+
+
 BESIDE = """
 import os
 import helper_beside
