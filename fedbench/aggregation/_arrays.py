@@ -138,15 +138,13 @@ def _describe_numpy(value: np.ndarray[Any, Any], where: str) -> Buffer:
 
 
 def _describe_torch(value: Any, where: str) -> Buffer:
-    import torch
-
-    if value.layout is not torch.strided:
+    if value.layout is not sys.modules["torch"].strided:
         raise TypeError(
             f"{where} must be a dense tensor, got layout {value.layout}. Use .to_dense() first."
         )
-    if value.device.type != "cpu":
+    if not value.is_cpu:
         raise TypeError(f"{where} must be on the CPU, got device {value.device}.")
-    name = torch_dtypes().get(value.dtype, str(value.dtype))
+    name = torch_dtypes().get(value.dtype) or str(value.dtype)
     _require_supported(name, where)
     tensor = value
     copied = not tensor.is_contiguous() or tensor.is_neg()
