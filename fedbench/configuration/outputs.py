@@ -29,7 +29,8 @@ def history_files(
     ----------
     target : str
         Where the table goes. ``.json`` holds the configuration, what became of each run, and the
-        table, in one file; beside a file of another format goes ``<target>.config.yaml``.
+        table, in one file; beside a file of another format goes ``<target>.config.yaml``. Both
+        say on what versions and flags the bits depend.
     plan : Plan
         What was run.
     results : sequence of RunResult
@@ -41,10 +42,13 @@ def history_files(
     suffix = Path(target).suffix.lower()
     if suffix == ".json":
         return {target: _document(plan, results, table)}
-    heading = f"# The resolved configuration of {Path(target).name}.\n"
+    heading = [f"The resolved configuration of {Path(target).name}. The bits also depend on:"]
+    pinned = next((r.history.pinned for r in results if r.history.pinned), {})
+    heading += [f"  {name}: {value}" for name, value in pinned.items()]
+    comment = "".join(f"# {' '.join(line.splitlines())}\n" for line in heading)
     return {
         target: formats[suffix](table),
-        f"{target}.config.yaml": (heading + plan.to_yaml()).encode(),
+        f"{target}.config.yaml": (comment + plan.to_yaml()).encode(),
     }
 
 
@@ -58,6 +62,7 @@ def _document(plan: Plan, results: Sequence[RunResult], table: pd.DataFrame) -> 
                 "error": result.error,
                 "digest": result.digest,
                 "configuration": result.run.configuration.to_plain(),
+                "pinned": dict(result.history.pinned),
             }
             for result in results
         ],

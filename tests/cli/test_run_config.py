@@ -3,15 +3,21 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pandas as pd
+import psutil
 import pytest
+import torch
 
 from fedbench.cli import main
 from fedbench.configuration.yaml_text import dump, parse_value
+from fedbench.executors.resources import available_cpus
+from fedbench.workloads import WORKLOADS
 
 TINY = {
     "workload": "quadratic",
@@ -100,9 +106,13 @@ def test_the_resolved_configuration_is_stored_with_the_history(suffix, tiny, tmp
     out = tmp_path / f"history{suffix}"
     assert run(tiny, "--lr", "0.05", "--out", out) == 0
     if suffix == ".json":
-        stored = json.loads(out.read_text())["configuration"]
+        document = json.loads(out.read_text())
+        stored = document["configuration"]
+        assert document["runs"][0]["pinned"]["torch"] == torch.__version__
     else:
-        stored = parse_value((tmp_path / f"history{suffix}.config.yaml").read_text())
+        text = (tmp_path / f"history{suffix}.config.yaml").read_text()
+        stored = parse_value(text)
+        assert f"#   torch: {torch.__version__}\n" in text
     assert stored["lr"] == 0.05
     assert stored["algorithm"] == {"name": "fedavg", "weighting": "samples"}
     assert stored["batch_size"] == 10
@@ -153,6 +163,13 @@ def test_show_config_prints_what_would_run(tiny, capsys, monkeypatch):
     shown = parse_value(capsys.readouterr().out)
     assert (shown["seed"], shown["rounds"], shown["cohort_size"]) == (5, 9, 4)
     assert shown["loss"] == "mse"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_resolves_to_a_complete_configuration(workload, capsys):
+    assert run("--workload", workload, "--show-config") == 0
+    shown = parse_value(capsys.readouterr().out)
+    assert {"algorithm", "cohort_size", "rounds", "batch_size", "lr", "loss"} <= shown.keys()
 
 
 def test_a_flag_that_ends_a_sweep_is_noted(matrix, capsys):
@@ -240,3 +257,29 @@ def test_a_user_module_beside_the_file_can_be_named(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ok") == 2
+
+
+def test_an_interrupt_leaves_no_process_behind(tiny, tmp_path):
+    process_count = 2 if available_cpus() > 1 else 0  # one at a time needs no process
+    command = [sys.executable, "-m", "fedbench", "run", str(tiny), "--rounds", "1000000"]
+    done = subprocess.Popen(
+        [*command, "--matrix", "seed=0,1", "--parallel", "2", "--checkpoints", str(tmp_path / "c")],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"FEDBENCH_CHECKPOINT_EVERY": "1"},
+        start_new_session=True,
+    )
+    try:
+        while not list(tmp_path.glob("c/*/round-*")):  # until a run is well on its way
+            assert done.poll() is None, done.stderr.read()
+            time.sleep(0.1)
+        children = psutil.Process(done.pid).children(recursive=True)
+        assert len(children) == process_count
+        done.send_signal(signal.SIGINT)
+        assert done.wait(60) == 130
+        assert b"Traceback" not in done.stderr.read()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+    finally:
+        done.kill()
+        done.wait()
+        done.stderr.close()
