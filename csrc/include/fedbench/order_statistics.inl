@@ -29,6 +29,16 @@ typedef std::int64_t QuadBits __attribute__((vector_size(32)));
 typedef float QuadFloat __attribute__((vector_size(16)));
 typedef std::int32_t QuadFloatBits __attribute__((vector_size(16)));
 
+// The compilers' own conversion takes four instructions where the processor has one.
+FEDBENCH_INLINE void widen(const QuadFloat& narrow, Quad& wide) {
+#if FEDBENCH_ISA_LEVEL >= 1
+    const __m256d converted = _mm256_cvtps_pd(narrow);
+    std::memcpy(&wide, &converted, sizeof wide);
+#else
+    wide = __builtin_convertvector(narrow, Quad);
+#endif
+}
+
 // Maps the bits of a floating-point number to an integer that sorts like it, -0 below +0 and
 // NaN outside the infinities; its own inverse.
 template <class Keys>
@@ -159,7 +169,7 @@ FEDBENCH_INLINE void load_quad(const std::int32_t* keys, Quad& values) {
     load(bits, keys);
     swap_order(bits);
     std::memcpy(&narrow, &bits, sizeof narrow);
-    values = __builtin_convertvector(narrow, Quad);
+    widen(narrow, values);
 }
 
 // sum + (the errors' sum) is exact at every step.
@@ -254,7 +264,8 @@ FEDBENCH_INLINE unsigned round_window(const WindowSum& w, double count, bool nar
     const QuadBits exact = w.error_bound == 0;
     const QuadFloat rounded = __builtin_convertvector(quotient, QuadFloat);
     if (narrow) {
-        const Quad widened = __builtin_convertvector(rounded, Quad);
+        Quad widened;
+        widen(rounded, widened);
         const QuadFloat lost = __builtin_convertvector(quotient - widened, QuadFloat);
         QuadFloat odd = rounded;
         round_to_odd<QuadFloatBits>(odd, lost);
@@ -327,38 +338,113 @@ FEDBENCH_INLINE void closest_window(const Key* sorted, std::size_t stride, int c
     }
 }
 
-// Means of the kept ranks of `lanes` (a multiple of four) sorted columns.
+// Means of the kept ranks of four sorted columns.
 template <class T>
-void window_means(const typename Lanes<T>::Key* sorted, std::size_t stride, int lanes,
-                  const OrderStatistic& statistic, T* out) {
+void four_window_means(const typename Lanes<T>::Key* sorted, std::size_t stride,
+                       const OrderStatistic& statistic, T* out) {
     const int size = statistic.size;
-    const double count = size;
-    const bool narrow = item_size(statistic.dtype) == 2;
-    for (int lane = 0; lane < lanes; lane += 4) {
-        WindowSum window;
-        QuadBits start = QuadBits{} + statistic.first;
-        Quad value;
-        if (statistic.kind == Statistic::mean_around_median) {
-            closest_window(sorted + lane, stride, statistic.clients, size, start);
-            for (int rank = 0; rank < statistic.clients; ++rank) {
-                load_quad(sorted + static_cast<std::size_t>(rank) * stride + lane, value);
-                const QuadBits kept = (start <= rank) & (start + size > rank);
-                value = kept ? value : Quad{};
-                add_to_window(window, value);
-            }
-        } else {
-            for (int rank = statistic.first; rank < statistic.first + size; ++rank) {
-                load_quad(sorted + static_cast<std::size_t>(rank) * stride + lane, value);
-                add_to_window(window, value);
-            }
+    WindowSum window;
+    QuadBits start = QuadBits{} + statistic.first;
+    Quad value;
+    if (statistic.kind == Statistic::mean_around_median) {
+        closest_window(sorted, stride, statistic.clients, size, start);
+        for (int rank = 0; rank < statistic.clients; ++rank) {
+            load_quad(sorted + static_cast<std::size_t>(rank) * stride, value);
+            const QuadBits kept = (start <= rank) & (start + size > rank);
+            value = kept ? value : Quad{};
+            add_to_window(window, value);
         }
-        unsigned undecided = round_window(window, count, narrow, out + lane);
-        for (; undecided != 0; undecided &= undecided - 1) {
-            const int q = std::countr_zero(undecided);
-            const auto* column = sorted + static_cast<std::size_t>(start[q]) * stride + lane + q;
-            store(out + lane + q, exact_window_mean<T>(column, stride, size, statistic.dtype));
+    } else {
+        for (int rank = statistic.first; rank < statistic.first + size; ++rank) {
+            load_quad(sorted + static_cast<std::size_t>(rank) * stride, value);
+            add_to_window(window, value);
         }
     }
+    unsigned undecided = round_window(window, size, item_size(statistic.dtype) == 2, out);
+    for (; undecided != 0; undecided &= undecided - 1) {
+        const int q = std::countr_zero(undecided);
+        const auto* column = sorted + static_cast<std::size_t>(start[q]) * stride + q;
+        store(out + q, exact_window_mean<T>(column, stride, size, statistic.dtype));
+    }
+}
+
+typedef std::uint32_t OctetMagnitudes __attribute__((vector_size(32)));
+
+// The trimmed means of eight sorted columns of floats, if a plain sum can prove them.
+// All values are multiples of the last place of the smallest one that is not zero, at least 2^-24
+// of it. Where count * max |x| is below 2^53 of that, with a bit to spare for rounding the test,
+// every partial sum is a double and the sum is exact. The quotient, rounded to double, then rounds
+// to float like the true one unless it lies halfway between two floats or near the least of them.
+FEDBENCH_INLINE bool plain_trimmed_means(const std::int32_t* sorted, std::size_t stride,
+                                         const OrderStatistic& statistic, float* out) {
+    using Keys = Lanes<float>::Keys;
+    using Values = Lanes<float>::Values;
+    Quad sums[2] = {};
+    OctetMagnitudes smallest = ~OctetMagnitudes{};
+    OctetMagnitudes ends[2] = {};
+    const auto count = static_cast<float>(statistic.size);
+    const std::int32_t* row = sorted + static_cast<std::size_t>(statistic.first) * stride;
+    for (int i = 0; i < statistic.size; ++i, row += stride) {
+        Keys bits;
+        Values values;
+        load(bits, row);
+        swap_order(bits);
+        std::memcpy(&values, &bits, sizeof values);
+        QuadFloat halves[2];
+        std::memcpy(halves, &values, sizeof values);
+        Quad wide[2];
+        widen(halves[0], wide[0]);
+        widen(halves[1], wide[1]);
+        sums[0] += wide[0];
+        sums[1] += wide[1];
+        OctetMagnitudes magnitudes;
+        std::memcpy(&magnitudes, &bits, sizeof magnitudes);
+        magnitudes &= 0x7fffffffU;
+        if (i == 0) ends[0] = magnitudes;
+        ends[1] = magnitudes;
+        // Zero, less one, is the largest of all.
+        magnitudes -= 1U;
+        smallest = smallest < magnitudes ? smallest : magnitudes;
+    }
+    const OctetMagnitudes largest = ends[0] > ends[1] ? ends[0] : ends[1];
+    smallest += 1U;
+    Values most, least;
+    std::memcpy(&most, &largest, sizeof most);
+    std::memcpy(&least, &smallest, sizeof least);
+    QuadBits halfway = {};
+    for (int half = 0; half < 2; ++half) {
+        const Quad quotient = sums[half] / static_cast<double>(statistic.size);
+        QuadBits bits;
+        std::memcpy(&bits, &quotient, sizeof bits);
+        const QuadBits below = bits & ((std::int64_t{1} << 29) - 1);
+        const QuadBits magnitude = bits & std::numeric_limits<std::int64_t>::max();
+        const std::int64_t normal = std::bit_cast<std::int64_t>(0x1p-120);
+        halfway |= (below == (std::int64_t{1} << 28)) | ((magnitude < normal) & (magnitude != 0));
+        store(out + 4 * half, __builtin_convertvector(quotient, QuadFloat));
+    }
+    const Values reach = most * count;
+    const Keys doubtful = (reach > least * 0x1p28F) |
+                          (reach == std::numeric_limits<float>::infinity()) | (reach != reach);
+    QuadBits doubts;
+    std::memcpy(&doubts, &doubtful, sizeof doubts);
+    return !any_set(doubts | halfway);
+}
+
+FEDBENCH_INLINE bool plain_trimmed_means(const std::int64_t*, std::size_t, const OrderStatistic&,
+                                         double*) {
+    return false;
+}
+
+// Means of the kept ranks of one vector of sorted columns.
+template <class T>
+void window_means(const typename Lanes<T>::Key* sorted, std::size_t stride,
+                  const OrderStatistic& statistic, T* out) {
+    const bool may_be_plain = statistic.dtype == DType::float32 &&
+                              statistic.kind == Statistic::trimmed_mean &&
+                              statistic.size < (1 << 20);
+    if (may_be_plain && plain_trimmed_means(sorted, stride, statistic, out)) return;
+    for (int lane = 0; lane < Lanes<T>::count; lane += 4)
+        four_window_means<T>(sorted + lane, stride, statistic, out + lane);
 }
 
 // Writes the statistic of `lanes` sorted columns to `out`; NaN where a value was NaN.
@@ -377,8 +463,9 @@ FEDBENCH_INLINE void finish(const typename Lanes<T>::Key* sorted, std::size_t st
         }
         return;
     }
-    window_means<T>(sorted, stride, vectors * count, statistic, out);
     for (int c = 0; c < vectors; ++c) {
+        window_means<T>(sorted + c * count, stride, statistic, out + c * count);
+        if (!any_set(nan[c])) continue;
         typename Lanes<T>::Values values;
         load(values, out + c * count);
         values = nan[c] != 0 ? decltype(values){} + std::numeric_limits<T>::quiet_NaN() : values;

@@ -5,11 +5,11 @@
 // the result, a tile per thread and, for indices that are not sorted, one sorted copy of the pairs.
 //
 // Per coordinate s is the float64 sum of the products and E the sum of the magnitudes of all
-// rounding errors, found by error-free transformations, so |S - s| <= E (1 + tiny) for the true sum
-// S. Where E is zero and the divisor is a double, the quotient is rounded to odd and then once.
-// Elsewhere s -+ (2 E + 2^-48 |s|), divided by the nearest double to the divisor, are true bounds
-// of the quotient with room for the three roundings; where both round alike the result is proved,
-// and what remains is summed in integers.
+// rounding errors, found by error-free transformations or bounded, so |S - s| <= E (1 + tiny) for
+// the true sum S. Where E is zero and the divisor is a double, the quotient is rounded to odd and
+// then once. Elsewhere s -+ (2 E + 2^-48 |s|), divided by the nearest double to the divisor, are
+// true bounds of the quotient with room for the three roundings; where both round alike the result
+// is proved, and what remains is summed in integers.
 #pragma once
 
 #include <algorithm>
@@ -60,45 +60,59 @@ struct TiledRow {
     std::vector<std::byte> sorted_values;
 };
 
-// Counts the pairs of each tile and finds out whether they are grouped. Returns the position of the
-// first index outside [0, size), or the number of pairs.
+// Finds where each tile starts if the pairs are grouped by tile. Returns the position of the first
+// index outside [0, size) or of the first one that jumps back, or the number of pairs.
 template <class Index>
-std::size_t count_pairs(const SparseRow& row, std::size_t size, std::vector<std::size_t>& starts,
-                        bool& grouped) noexcept {
-    std::size_t last = 0;
+std::size_t scan_pairs(const SparseRow& row, std::size_t size, std::vector<std::size_t>& starts) {
+    std::size_t tile = 0;
+    std::size_t tile_end = kSparseTile;
     for (std::size_t i = 0; i < row.count; ++i) {
         // A negative index is huge as an unsigned one.
         const auto index = static_cast<std::size_t>(load_unaligned<Index>(row.indices, i));
-        if (index >= size) return i;
-        const std::size_t tile = index / kSparseTile;
-        grouped = grouped && last <= tile;
-        last = tile;
-        ++starts[tile + 1];
+        if (index >= size || index + kSparseTile < tile_end) return i;
+        if (index < tile_end) continue;
+        const std::size_t next = index / kSparseTile;
+        std::fill(starts.begin() + static_cast<std::ptrdiff_t>(tile) + 1,
+                  starts.begin() + static_cast<std::ptrdiff_t>(next) + 1, i);
+        tile = next;
+        tile_end = (next + 1) * kSparseTile;
     }
+    std::fill(starts.begin() + static_cast<std::ptrdiff_t>(tile) + 1, starts.end(), row.count);
+    return row.count;
+}
+
+// Counts the pairs of each tile. Returns the position of the first index outside [0, size), or the
+// number of pairs.
+template <class Index>
+std::size_t count_pairs(const SparseRow& row, std::size_t size, std::vector<std::size_t>& starts) {
+    std::fill(starts.begin(), starts.end(), std::size_t{0});
+    for (std::size_t i = 0; i < row.count; ++i) {
+        const auto index = static_cast<std::size_t>(load_unaligned<Index>(row.indices, i));
+        if (index >= size) return i;
+        ++starts[index / kSparseTile + 1];
+    }
+    for (std::size_t t = 1; t < starts.size(); ++t) starts[t] += starts[t - 1];
     return row.count;
 }
 
 // Fills `starts`, and copies the pairs in the order of their tiles where they are not in it.
 // Returns the position of the first index outside [0, size), or the number of pairs.
-inline std::size_t group_by_tile(TiledRow& tiled, std::size_t size, std::size_t item) {
+template <class Index>
+std::size_t group_by_tile(TiledRow& tiled, std::size_t size, std::size_t item) {
     const SparseRow row = tiled.row;
-    const std::size_t tiles = (size + kSparseTile - 1) / kSparseTile;
-    tiled.starts.assign(tiles + 1, 0);
-    bool grouped = true;
-    const std::size_t good = row.wide_indices
-                                 ? count_pairs<std::int64_t>(row, size, tiled.starts, grouped)
-                                 : count_pairs<std::int32_t>(row, size, tiled.starts, grouped);
-    for (std::size_t t = 0; t < tiles; ++t) tiled.starts[t + 1] += tiled.starts[t];
-    if (good < row.count || grouped) return good;
+    tiled.starts.assign((size + kSparseTile - 1) / kSparseTile + 1, 0);
+    if (scan_pairs<Index>(row, size, tiled.starts) == row.count) return row.count;
+    const std::size_t good = count_pairs<Index>(row, size, tiled.starts);
+    if (good < row.count) return good;
     tiled.sorted_indices.resize(row.count);
     tiled.sorted_values.resize(row.count * item);
     std::vector<std::size_t> next(tiled.starts.begin(), tiled.starts.end() - 1);
+    const auto* values = static_cast<const std::byte*>(row.values);
     for (std::size_t i = 0; i < row.count; ++i) {
-        const std::int64_t index = row.index(i);
+        const auto index = load_unaligned<Index>(row.indices, i);
         const std::size_t at = next[static_cast<std::size_t>(index) / kSparseTile]++;
         tiled.sorted_indices[at] = index;
-        std::memcpy(tiled.sorted_values.data() + at * item,
-                    static_cast<const std::byte*>(row.values) + i * item, item);
+        std::memcpy(tiled.sorted_values.data() + at * item, values + i * item, item);
     }
     tiled.row = {tiled.sorted_indices.data(), true, tiled.sorted_values.data(), row.count};
     return good;
@@ -124,14 +138,23 @@ void scatter(const TiledRow& tiled, std::size_t tile_index, DType dtype, bool ex
         else
             value = static_cast<double>(load_unaligned<Value>(tiled.row.values, i));
         const double product = weight * value;
+        double error = 0;
+        if (!exact_products)
+            error = std::is_same_v<Value, float> ? std::abs(product) * 0x1p-53
+                                                 : std::abs(std::fma(weight, value, -product));
+        std::uint64_t& word = tile.touched[at / 64];
+        const std::uint64_t bit = std::uint64_t{1} << (at % 64);
+        if ((word & bit) == 0) {
+            word |= bit;
+            tile.sum[at] = product;
+            tile.error[at] = error;
+            continue;
+        }
         const double old = tile.sum[at];
         const double sum = old + product;
         const double z = sum - old;
-        double error = std::abs((old - (sum - z)) + (product - z));
-        if (!exact_products) error += std::abs(std::fma(weight, value, -product));
         tile.sum[at] = sum;
-        tile.error[at] += error;
-        tile.touched[at / 64] |= std::uint64_t{1} << (at % 64);
+        tile.error[at] += error + std::abs((old - (sum - z)) + (product - z));
     }
 }
 
@@ -142,10 +165,17 @@ inline bool round_filtered(double sum, double error, const WeightPlan& plan, DTy
     bits = 0;
     if (sum == 0 && error == 0 && dtype != DType::float64) return true;
     if (error == 0 && plan.integers) {
-        double quotient = sum / divisor;
+        const double quotient = sum / divisor;
         if (dtype == DType::float64) {
             bits = std::bit_cast<std::uint64_t>(quotient + 0.0);
             return std::abs(sum) > 0x1p-900 && std::abs(sum) < 0x1p1000;
+        }
+        // Away from the middle between two floats, rounding twice is rounding once.
+        const auto plain = std::bit_cast<std::uint64_t>(quotient);
+        if (dtype == DType::float32 && (plain & 0x1fffffffU) != 0x10000000U &&
+            std::abs(quotient) > 0x1p-120) {
+            bits = std::bit_cast<std::uint32_t>(static_cast<float>(quotient));
+            return true;
         }
         const double remainder = std::fma(-quotient, divisor, sum);
         auto odd = std::bit_cast<std::uint64_t>(quotient);
@@ -212,8 +242,6 @@ inline bool sparse_mean_tile(const std::vector<TiledRow>& rows, std::size_t tile
     std::memset(static_cast<std::byte*>(out) + base * item, 0,
                 std::min(kSparseTile, size - base) * item);
     const bool exact_products = plan.integers && dtype != DType::float64;
-    tile.sum.fill(0);
-    tile.error.fill(0);
     tile.touched.fill(0);
     for (const TiledRow& tiled : rows) scatter_row(tiled, tile_index, dtype, exact_products, tile);
     bool finite = true;
@@ -251,7 +279,9 @@ inline SparseOutcome sparse_mean(const WeightPlan& plan, std::span<const SparseR
     parallel_for(rows.size(), 1, pairs * (8 + item), [&](std::size_t begin, std::size_t end) {
         for (std::size_t k = begin; k < end; ++k) {
             all[k].row = rows[k];
-            good[k] = detail::group_by_tile(all[k], size, item);
+            good[k] = rows[k].wide_indices
+                          ? detail::group_by_tile<std::int64_t>(all[k], size, item)
+                          : detail::group_by_tile<std::int32_t>(all[k], size, item);
         }
     });
     for (std::size_t k = 0; k < rows.size(); ++k)
