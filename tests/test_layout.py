@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MAX_FILE_LINES = 400
+# One kernel family, and one subject's tests with their tables of cases, may stay together.
+MAX_LINES_OF_TESTS_AND_KERNELS = 700
 MAX_FUNCTION_LINES = 60
 
 PACKAGE = sorted((ROOT / "fedbench").rglob("*.py"))
@@ -34,7 +36,8 @@ def name_of(path: Path) -> str:
 @pytest.mark.parametrize("path", [*PYTHON, *CPP], ids=name_of)
 def test_no_file_grows_past_the_cap(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_FILE_LINES, f"{lines} lines: split the file by topic"
+    cap = MAX_FILE_LINES if path in PACKAGE else MAX_LINES_OF_TESTS_AND_KERNELS
+    assert lines <= cap, f"{lines} lines: split the file by topic"
 
 
 def functions_of(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

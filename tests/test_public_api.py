@@ -35,6 +35,7 @@ def test_the_names_of_the_package_are_these() -> None:
         "aggregation",
         "errors",
         "make_executor",
+        "verify",
     ]
 
 
