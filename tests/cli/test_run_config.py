@@ -165,7 +165,7 @@ def test_show_config_prints_what_would_run(tiny, capsys, monkeypatch):
     assert shown["loss"] == "mse"
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("workload", WORKLOADS.names())
 def test_every_workload_resolves_to_a_complete_configuration(workload, capsys):
     assert run("--workload", workload, "--show-config") == 0
     shown = parse_value(capsys.readouterr().out)
