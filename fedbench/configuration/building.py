@@ -138,6 +138,7 @@ def make_simulation(configuration: RunConfiguration) -> Simulation:
         seed=configuration.seed,
         reproducibility=configuration.reproducibility,
         check_enclosure=configuration.check_enclosure,
+        reduce_in_workers=configuration.reduce_in_workers,
     )
 
 

@@ -108,6 +108,9 @@ class RunConfiguration(BaseModel):
     check_enclosure: bool = _key(
         False, "Watch that client tasks touch only what is theirs.", "true|false"
     )
+    reduce_in_workers: bool | None = _key(
+        None, "Let workers fold the updates; by default where memory asks for it.", "true|false"
+    )
     checkpoints: str | None = _key(
         None, "Save checkpoints here; the newest two are kept.", "FOLDER"
     )
