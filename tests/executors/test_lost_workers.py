@@ -100,14 +100,15 @@ def zombie(pid):
         return True
 
 
-def test_a_worker_killed_after_it_folded_costs_nothing_but_time(processes):
+@pytest.mark.parametrize("kill_at", [10, 40], ids=["midway", "before the partials"])
+def test_a_worker_killed_after_it_folded_costs_nothing_but_time(processes, kill_at):
     executor = processes(retries=1)
     pids = set(executor.map(lambda item: time.sleep(0.05) or os.getpid(), range(8)))
     done = []
 
     def on_result(index, report):
         done.append(index)
-        if len(done) == 10:
+        if len(done) == kill_at:
             os.kill(min(pids), signal.SIGKILL)
 
     total = executor.map_reduce(

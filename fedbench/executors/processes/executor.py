@@ -142,6 +142,7 @@ class ProcessExecutor(Executor):
     def _begin(self, job: Job) -> None:
         downlink = self._open_downlink()
         self._number += 1
+        self._batches = BatchSize()  # the tasks of the last map say nothing about these
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
         with sending("the task"):
@@ -327,6 +328,8 @@ class ProcessExecutor(Executor):
         self, worker: WorkerHandle, blob: memoryview, number: int, ok: bool, parcel: Parcel
     ) -> None:
         (outcome,) = open_answers(worker, [(0, ok, parcel)], blob)
+        if number != self._number or not worker.folded:
+            return  # asked for twice, because another worker died in between
         if outcome.failure is None:
             self._collected.append(outcome.value)
             worker.folded.clear()
