@@ -152,3 +152,16 @@ def test_any_frame_can_be_written_in_every_frame_format():
     ]
     back = pd.read_json(io.BytesIO(FRAME_FORMATS[".json"](frame)), orient="records")
     pd.testing.assert_frame_equal(back, frame, check_dtype=False)
+
+
+def test_json_keeps_every_bit_of_a_float():
+    import json
+
+    import pandas as pd
+
+    from fedbench.report.render import frame_to_json
+
+    values = [0.1 + 0.2, 1e-300, float("nan")]
+    rows = json.loads(frame_to_json(pd.DataFrame({"value": values, "count": [1, 2, 3]})))
+    assert [row["value"] for row in rows] == [values[0], values[1], None]
+    assert [row["count"] for row in rows] == [1, 2, 3]
