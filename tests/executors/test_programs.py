@@ -163,8 +163,9 @@ if __name__ == "__main__":
 """
 
 
-def test_output_of_tasks_comes_in_whole_lines(tmp_path):
-    lines = run(PRINTS, tmp_path).splitlines()
+@pytest.mark.parametrize("options", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_output_of_tasks_comes_in_whole_lines(tmp_path, options):
+    lines = run(PRINTS, tmp_path, interpreter_options=options).splitlines()
     assert sorted(lines) == sorted(f"line of client {item}" for item in range(200))
 
 

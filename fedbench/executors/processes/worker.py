@@ -68,7 +68,8 @@ def main(socket_fd: int, down_fd: int, up_fd: int, parent_pid: int, intraop_thre
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(line_buffering=True)  # whole lines of several workers may mix
+        # Lines of several workers may mix, parts of lines may not, not even under python -u.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     mark_worker_process()
     set_intraop_threads(intraop_threads)
     channel = socket.socket(fileno=socket_fd)
