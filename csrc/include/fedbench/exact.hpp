@@ -44,8 +44,9 @@ inline int bit_length(std::span<const std::uint64_t> limbs) noexcept {
 // exponents that the terms need, which is asked for at the start.
 class Sum {
   public:
-    // Products of two doubles span 2^-2148 ... 2^2048; 64 bits more hold the carries.
-    static constexpr std::size_t kMaxLimbs = 68;
+    // Products of two doubles span 2^-2148 ... 2^2048; the bins of a streaming sum, which are wider
+    // than what they hold, reach a little further, and 64 bits more hold the carries.
+    static constexpr std::size_t kMaxLimbs = 72;
 
     // Terms are multiples of 2^lowest and smaller than 2^highest; fewer than 2^62 are added.
     Sum(int lowest, int highest) noexcept

@@ -18,10 +18,14 @@ struct NarrowTile {
 };
 
 FEDBENCH_INLINE u32v join(u32h low, u32h high) {
-    u32v both;
-    std::memcpy(&both, &low, sizeof low);
-    std::memcpy(reinterpret_cast<char*>(&both) + sizeof low, &high, sizeof high);
-    return both;
+#if FEDBENCH_ISA_LEVEL == 2
+    const __m512i wide = _mm512_castsi256_si512(bits_as<__m256i>(low));
+    return bits_as<u32v>(_mm512_inserti64x4(wide, bits_as<__m256i>(high), 1));
+#elif FEDBENCH_ISA_LEVEL == 1
+    return bits_as<u32v>(_mm256_set_m128i(bits_as<__m128i>(high), bits_as<__m128i>(low)));
+#else
+    return u32v{low[0], low[1], high[0], high[1]};
+#endif
 }
 
 // Folds kRows clients into kStep coordinates.

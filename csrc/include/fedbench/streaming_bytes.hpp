@@ -78,25 +78,34 @@ inline void StreamingSum::deserialize(std::span<const std::byte> bytes) {
         weight_sum_.add(detail::take<std::uint64_t>(bytes),
                         weight_sum_.exponent() + static_cast<int>(64 * i), false);
     }
-    constexpr int farthest = 100;  // beyond any bin of a product of two doubles
+    if ((weight_sum_.limbs().back() >> 63) != 0) throw std::invalid_argument("state is corrupt");
+    // Beyond these lies no bin of a product of two doubles.
+    constexpr int lowest_bin = -50;
+    constexpr int highest_bin = 48;
+    constexpr std::int64_t largest = std::int64_t{1} << (kBinBits - 1);
     for (Block& block : blocks_) {
         const auto lowest = detail::take<std::int32_t>(bytes);
         const auto bins = detail::take<std::int32_t>(bytes);
         const bool special = detail::take<std::uint8_t>(bytes) != 0;
-        if (bins < 0 || bins > 2 * farthest || lowest < -farthest || lowest > farthest) {
+        if (bins < 0 || lowest < lowest_bin || lowest > highest_bin ||
+            bins > highest_bin + 1 - lowest) {
             throw std::invalid_argument("state is corrupt");
         }
         if (bins > 0) widen(block, lowest, lowest + bins - 1);
         for (int f = 0; f < bins; ++f) {
             for (std::size_t i = 0; i < block.size; ++i) {
-                block.window.bins[static_cast<std::size_t>(f) * block.window.stride + i] =
-                    detail::take<std::int64_t>(bytes);
+                const auto bin = detail::take<std::int64_t>(bytes);
+                if (bin < -largest || bin > largest) {
+                    throw std::invalid_argument("state is corrupt");
+                }
+                block.window.bins[static_cast<std::size_t>(f) * block.window.stride + i] = bin;
             }
         }
         if (special) {
             block.special = std::make_unique<std::uint8_t[]>(block.size);
             for (std::size_t i = 0; i < block.size; ++i) {
-                block.special[i] = detail::take<std::uint8_t>(bytes);
+                block.special[i] = detail::take<std::uint8_t>(bytes) &
+                                   static_cast<std::uint8_t>(kNan | kPositive | kNegative);
             }
         }
     }
