@@ -72,6 +72,13 @@ def sparse_mean(
     weights: Sequence[float] | npt.NDArray[np.float64],
     total_weight: float | None,
 ) -> tuple[bool, int | None, int]: ...
+def quantized_mean(
+    rows: list[_Buffer],
+    size: int,
+    out: _Buffer,
+    coefficients: Sequence[float] | npt.NDArray[np.float64],
+    total_weight: float,
+) -> None: ...
 def sgd_step_float32(
     size: int,
     parameters: _Buffer,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "array_args.hpp"
+#include "fedbench/quantized_mean.hpp"
 #include "fedbench/sparse_mean.hpp"
 
 namespace py = pybind11;
@@ -41,6 +42,18 @@ std::tuple<bool, std::optional<std::size_t>, std::size_t> sparse_mean_into(
     return {outcome.finite, client, outcome.bad_pair};
 }
 
+void quantized_mean_into(const py::list& rows, std::size_t size, py::handle out,
+                         const std::vector<double>& coefficients, double total_weight) {
+    const std::vector<const void*> addresses = input_addresses(rows);
+    require_count("rows", addresses.size(), coefficients.size());
+    void* result = address_of(out, true);
+    const py::gil_scoped_release no_gil;
+    const WeightPlan plan = plan_weights(coefficients, total_weight);
+    std::vector<const void*> used;
+    for (const std::size_t client : plan.clients) used.push_back(addresses[client]);
+    quantized_mean(plan, used.data(), size, result);
+}
+
 }  // namespace
 
 void bind_compressed(py::module_& m) {
@@ -48,6 +61,9 @@ void bind_compressed(py::module_& m) {
           py::arg("counts"), py::arg("wide_indices"), py::arg("size"), py::arg("dtype"),
           py::arg("out"), py::arg("weights"), py::arg("total_weight"),
           "Correctly rounded weighted mean of sparse updates; see the source for the result.");
+    m.def("quantized_mean", &quantized_mean_into, py::arg("rows"), py::arg("size"), py::arg("out"),
+          py::arg("coefficients"), py::arg("total_weight"),
+          "Correctly rounded mean of int8 rows with real coefficients, in float32.");
 }
 
 }  // namespace fedbench::bindings

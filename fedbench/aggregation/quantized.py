@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedbench._native import core
 from fedbench.aggregation import _weights
-from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, describe, require_disjoint
+from fedbench.aggregation._arrays import Buffer, describe, require_disjoint
 from fedbench.aggregation._compressed import floats, result_buffer
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -162,12 +162,10 @@ def quantized_mean(
     if not coefficients.any():
         buffer.owner[...] = 0.0
     else:
-        core.mean(
+        core.quantized_mean(
             [b.handle for b in buffers],
-            [first.size],
-            [DTYPE_CODES["int8"]],
-            [buffer.handle],
-            [DTYPE_CODES["float32"]],
+            first.size,
+            buffer.handle,
             coefficients,
             math.fsum(values.tolist()) if divisor is None else divisor,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,41 @@ def test_strided_and_misaligned_rows() -> None:
     for k, row in enumerate(rows):
         row[:] = stack[k, :10]
     np.testing.assert_array_equal(aggregation.median(rows), np.median(stack[:, :10], axis=0))
+
+
+# ru_maxrss would start at what the parent process had; the status file knows this program alone.
+MEMORY = """
+import pathlib, numpy
+from fedbench import aggregation
+
+def peak():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+def run(size):
+    rows = [numpy.full(size, float(k), numpy.float32) for k in range({clients})]
+    out = numpy.zeros(size, numpy.float32)
+    out += 1
+    before = peak()
+    aggregation.{call}
+    return peak() - before
+
+run(10)
+print(run(2_000_000))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
+@pytest.mark.parametrize("clients", [9, 40])
+@pytest.mark.parametrize(
+    "call", ["median(rows, out=out)", "trimmed_mean(rows, num_trimmed=2, out=out)"]
+)
+def test_memory_is_the_inputs_and_a_tile(clients: int, call: str) -> None:
+    script = MEMORY.format(clients=clients, call=call)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 2048  # KiB; a copy of one row would be 8 MB
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
