@@ -5,25 +5,17 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedbench._native import core
 from fedbench.aggregation import _integers, _updates, _weights
 from fedbench.aggregation._arrays import DTYPE_CODES, FLOATING, Buffer, describe
-from fedbench.aggregation.layout import FlatLayout
+from fedbench.aggregation._entries import Entry, entries_of
 from fedbench.errors import LayoutError, NonFiniteError
 
 __all__ = ["StreamingMean"]
-
-
-class _Entry(NamedTuple):
-    name: str | None
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    size: int
 
 
 class StreamingMean:
@@ -80,7 +72,7 @@ class StreamingMean:
         _updates.require_policy(nonfinite)
         if integers not in ("max", "sum"):
             raise ValueError(f"integers must be 'max' or 'sum', got {integers!r}.")
-        self._entries, self._is_mapping = _entries_of(like)
+        self._entries, self._is_mapping = entries_of(like)
         self._nonfinite = nonfinite
         self._integers = integers
         if not self._is_mapping and self._entries[0].dtype not in FLOATING:
@@ -98,7 +90,7 @@ class StreamingMean:
             [entry.size for entry in floating], [DTYPE_CODES[entry.dtype] for entry in floating]
         )
 
-    def _floating(self) -> list[_Entry]:
+    def _floating(self) -> list[Entry]:
         return [entry for entry in self._entries if entry.dtype in FLOATING]
 
     def empty(self) -> StreamingMean:
@@ -380,19 +372,6 @@ class StreamingMean:
             f"StreamingMean({size} coordinates, count={self.count}, "
             f"total_weight={self.total_weight:g})"
         )
-
-
-def _entries_of(like: Any) -> tuple[list[_Entry], bool]:
-    if isinstance(like, FlatLayout):
-        rows = zip(like.names, like.dtypes, like.shapes, strict=True)
-        return [
-            _Entry(name, like.kind, dtype, shape, int(np.prod(shape, dtype=np.int64)))
-            for name, dtype, shape in rows
-        ], True
-    if isinstance(like, Mapping):
-        described = {name: describe(value, f"like[{name!r}]") for name, value in like.items()}
-        return [_Entry(name, *buffer[2:6]) for name, buffer in described.items()], True
-    return [_Entry(None, *describe(like, "like")[2:6])], False
 
 
 def _difference(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> str:

@@ -1,0 +1,37 @@
+"""The entries of an update by name, without its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedbench.aggregation._arrays import describe
+from fedbench.aggregation.layout import FlatLayout
+
+__all__ = ["Entry", "entries_of"]
+
+
+class Entry(NamedTuple):
+    """Name, library, dtype, shape and number of elements of one entry."""
+
+    name: str | None
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+def entries_of(like: Any) -> tuple[list[Entry], bool]:
+    """Return the entries of what an update looks like, and whether it is a mapping."""
+    if isinstance(like, FlatLayout):
+        rows = zip(like.names, like.dtypes, like.shapes, strict=True)
+        return [
+            Entry(name, like.kind, dtype, shape, int(np.prod(shape, dtype=np.int64)))
+            for name, dtype, shape in rows
+        ], True
+    if isinstance(like, Mapping):
+        described = {name: describe(value, f"like[{name!r}]") for name, value in like.items()}
+        return [Entry(name, *buffer[2:6]) for name, buffer in described.items()], True
+    return [Entry(None, *describe(like, "like")[2:6])], False
