@@ -77,6 +77,35 @@ def named_arrays(
             yield from named_arrays(getattr(value, field.name, None), f"{path}.{field.name}")
 
 
+def _contents(container: Any) -> list[Any]:
+    """Return what a mutable container holds, in order."""
+    if isinstance(container, dict):
+        return [part for pair in container.items() for part in pair]
+    return list(container)
+
+
+def _named_containers(value: Any, path: str = "broadcast") -> Iterator[tuple[str, Any]]:
+    """Yield every dict, list and set inside containers with a path that names it."""
+    children: Any = ()
+    if isinstance(value, dict):
+        yield path, value
+        children = ((f"{path}[{key!r}]", child) for key, child in value.items())
+    elif isinstance(value, (list, tuple)):
+        if isinstance(value, list):
+            yield path, value
+        children = ((f"{path}[{index}]", child) for index, child in enumerate(value))
+    elif isinstance(value, set):
+        yield path, value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        children = (
+            (f"{path}.{field.name}", getattr(value, field.name, None))
+            for field in dataclasses.fields(value)
+        )
+    for name, child in children:
+        if type(child) not in _ATOMS:
+            yield from _named_containers(child, name)
+
+
 class Guarded:
     """The broadcast as one worker sees it, with the means to tell that a task wrote to it.
 
@@ -101,6 +130,8 @@ class Guarded:
                 self._tensors.append((name, array, array._version, array.requires_grad))
                 self._storages.add(_storage_of(array))
         self._storages.discard(0)  # empty tensors all live at address 0
+        # The contents are held, so an entry that was replaced is another object.
+        self._containers = [(n, held, _contents(held)) for n, held in _named_containers(value)]
 
     def violation(self) -> BroadcastModifiedError | None:
         """Return the error that names the entries written to since the start, if any."""
@@ -111,6 +142,10 @@ class Guarded:
             or tensor.requires_grad is not requires_grad
             or (tensor.is_leaf and tensor.grad is not None)
         ]
+        for name, container, before in self._containers:
+            now = _contents(container)
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                changed.append(name)
         return _modified(changed) if changed else None
 
     def explain(self, error: BaseException) -> BroadcastModifiedError | None:
@@ -139,7 +174,7 @@ def _modified(names: list[str]) -> BroadcastModifiedError:
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return BroadcastModifiedError(
         f"the broadcast must not be written to by a task, got a write to {shown}. "
-        "Work on a copy: clone() of a tensor, copy() of an array."
+        "Work on a copy: clone() of a tensor, copy() of an array, dict or list."
     )
 
 
