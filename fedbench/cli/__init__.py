@@ -1,7 +1,8 @@
 """The command ``fedbench``: names of commands, errors and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly (a wrong option, a file that cannot be written),
-130 interrupted. An error is one line on stderr. Results go to stdout, everything else to stderr.
+Exit codes: 0 done, 1 failed, 2 used wrongly (a wrong option, a file or a standard output that
+cannot be written), 130 interrupted. An error is one line on stderr. Results go to stdout,
+everything else to stderr.
 
 Every command is a module of its own, ``<name>_command.py`` (a module called ``list`` would hide the
 builtin here), imported when it is used, so that ``--help`` and ``--version`` are quick.
@@ -13,7 +14,9 @@ import contextlib
 import difflib
 import importlib
 import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -170,12 +173,32 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _complain("fedbench", str(error), EXIT_USAGE)
     except FedbenchError as error:
         return _complain("fedbench", str(error), EXIT_FAILURE)
+    except OSError as error:
+        if not _was_shown(error):
+            raise
+        _drop_output()
+        reason = f"cannot write to the standard output: {error.strerror}."
+        return _complain("fedbench", f"{reason} Free some space or send it elsewhere.", EXIT_USAGE)
     return code if isinstance(code, int) else 0
 
 
 def _complain(command: str, message: str, code: int) -> int:
     click.echo(f"{command}: error: {' '.join(message.split())}", err=True)
     return code
+
+
+def _was_shown(error: OSError) -> bool:
+    """Return whether the error is about writing to the standard output, and not about a file."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is click.echo.__code__ for frame, _ in frames)
+
+
+def _drop_output() -> None:
+    """Send what is left in the buffers nowhere: Python would fail again when it flushes them."""
+    with contextlib.suppress(ValueError, OSError):  # a standard output that is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _survive_narrow_encodings() -> None:

@@ -195,9 +195,11 @@ def report(
         )
     with progress_bar() as listener:
         result = measure(settings, on_progress=listener)
-    click.echo(render_text(result, terminal_width()), nl=False)
-    contents = {target: FORMATS[suffix](result) for target, suffix in formats.items()}
-    if trace is not None:
-        contents[trace] = to_chrome_trace(result).encode("utf-8")
-    write_files(contents)
+    try:
+        click.echo(render_text(result, terminal_width()), nl=False)
+    finally:  # also where the table cannot be shown
+        contents = {target: FORMATS[suffix](result) for target, suffix in formats.items()}
+        if trace is not None:
+            contents[trace] = to_chrome_trace(result).encode("utf-8")
+        write_files(contents)
     return 0 if succeeded(result) else 1

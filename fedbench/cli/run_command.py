@@ -100,11 +100,14 @@ def run(
     _check_targets(plan)
     if not plan.matrix:
         results = [_run_single(plan)]
-        click.echo(_evaluations(results[0].history).to_string(index=False))
+        table = _evaluations(results[0].history).to_string(index=False)
     else:
         results = _run_matrix(plan)
-        click.echo(_last_metrics(results).to_string(index=False, na_rep="-"))
-    _write(plan, results)
+        table = _last_metrics(results).to_string(index=False, na_rep="-")
+    try:
+        click.echo(table)
+    finally:  # also where the table cannot be shown
+        _write(plan, results)
     return 1 if any(result.error for result in results) else 0
 
 

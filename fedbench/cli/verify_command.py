@@ -122,13 +122,17 @@ def verify(
             f"{'; '.join(result.incomparable)}.",
             click.get_current_context(),
         )
-    click.echo(_table(result))
-    for candidate, difference in result.differences.items():
-        click.echo(f"{candidate}: {difference}")
+    contents: dict[str, bytes] = {}
     if out is not None and suffix is not None:
-        write_files({out: FRAME_FORMATS[suffix](result.to_frame())})
+        contents[out] = FRAME_FORMATS[suffix](result.to_frame())
     if save_trace is not None and result.trace is not None:
-        write_files({save_trace: result.trace.to_json().encode()})
+        contents[save_trace] = result.trace.to_json().encode()
+    try:
+        click.echo(_table(result))
+        for candidate, difference in result.differences.items():
+            click.echo(f"{candidate}: {difference}")
+    finally:  # also where the table cannot be shown
+        write_files(contents)
     return 0 if result.identical else 1
 
 

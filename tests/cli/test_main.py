@@ -108,6 +108,25 @@ def test_wrong_use_is_one_line_on_stderr_and_exit_code_2(arguments, expected, ca
     assert expected in line
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--version"], ["report", "--help"], ["list"]])
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_2(arguments, buffered):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedbench", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=120,
+            env=os.environ | {"PYTHONUNBUFFERED": buffered},
+        )
+    line = done.stderr.decode()
+    assert line.count("\n") == 1
+    assert "error: cannot write to the standard output: No space left on device" in line
+    assert done.returncode == 2
+
+
 def test_a_folder_as_target_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "t.csv").mkdir()
     done = fedbench("report", "--out", str(tmp_path / "t.csv"))

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pandas as pd
 import pytest
 
@@ -46,3 +50,19 @@ def test_a_foreign_checkpoint_is_one_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "belongs to another simulation: its seed is 0" in error
     assert "Traceback" not in error
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_the_files_are_written_although_the_table_cannot_be_shown(tmp_path):
+    command = [sys.executable, "-m", "fedbench", "run", "--workload", "digits-logreg"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*command, "--rounds", "1", "--out", str(tmp_path / "h.csv")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[-1].startswith("fedbench: error: cannot write to the")
+    assert len(pd.read_csv(tmp_path / "h.csv")) > 0
