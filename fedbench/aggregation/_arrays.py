@@ -112,10 +112,20 @@ def describe_alike(values: Sequence[Any]) -> list[Buffer] | None:
     torch = sys.modules.get("torch")
     if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
         return None
-    dtype, shape, strided = first.dtype, first.shape, torch.strided
+    try:
+        return _alike_tensors(values, kind, torch.strided)
+    except RuntimeError:  # a tensor that only stands for others; describe() says which
+        return None
+
+
+def _alike_tensors(values: Sequence[Any], kind: Any, strided: Any) -> list[Buffer] | None:
+    first = values[0]
+    dtype, shape, size = first.dtype, first.shape, first.numel()
     name = torch_dtypes().get(dtype)
     if name not in FLOATING:
         return None
+    nbytes = size * dtype.itemsize
+    addresses = []
     for value in values:
         if type(value) is not kind or value.dtype is not dtype or value.shape != shape:
             return None
@@ -123,8 +133,16 @@ def describe_alike(values: Sequence[Any]) -> list[Buffer] | None:
             return None
         if not value.is_contiguous() or value.is_neg():
             return None
-    common = ("torch", name, tuple(shape), first.numel(), False)
-    return [tuple.__new__(Buffer, (value.data_ptr(), value, *common)) for value in values]
+        start = value.data_ptr()
+        stored = value.untyped_storage().nbytes() - value.storage_offset() * dtype.itemsize
+        if size and (start == 0 or stored < nbytes):
+            return None
+        addresses.append(start)
+    common = ("torch", name, tuple(shape), size, False)
+    return [
+        tuple.__new__(Buffer, (start, value, *common))
+        for start, value in zip(addresses, values, strict=True)
+    ]
 
 
 def _describe_numpy(value: np.ndarray[Any, Any], where: str) -> Buffer:
@@ -138,14 +156,17 @@ def _describe_numpy(value: np.ndarray[Any, Any], where: str) -> Buffer:
 
 
 def _describe_torch(value: Any, where: str) -> Buffer:
-    if value.layout is not sys.modules["torch"].strided:
+    if value.is_nested or value.layout is not sys.modules["torch"].strided:
+        layout = "nested" if value.is_nested else value.layout
         raise TypeError(
-            f"{where} must be a dense tensor, got layout {value.layout}. Use .to_dense() first."
+            f"{where} must be a dense tensor, got layout {layout}. Convert it first, for example "
+            "with .to_dense()."
         )
     if not value.is_cpu:
         raise TypeError(f"{where} must be on the CPU, got device {value.device}.")
     name = torch_dtypes().get(value.dtype) or str(value.dtype)
     _require_supported(name, where)
+    _require_memory(value, where)
     tensor = value
     copied = not tensor.is_contiguous() or tensor.is_neg()
     if copied:
@@ -153,6 +174,31 @@ def _describe_torch(value: Any, where: str) -> Buffer:
     return Buffer(
         tensor.data_ptr(), tensor, "torch", name, tuple(value.shape), value.numel(), copied
     )
+
+
+def _require_memory(tensor: Any, where: str) -> None:
+    """Refuse tensors whose elements are not in memory: fake, transformed, or freed."""
+    try:
+        size, item = tensor.numel(), tensor.element_size()
+        storage = tensor.untyped_storage()
+        spans = zip(tensor.shape, tensor.stride(), strict=True)
+        last = tensor.storage_offset() + sum((n - 1) * stride for n, stride in spans)
+        stored, needed = storage.nbytes(), (last + 1) * item
+        # A fake tensor's storage is on the meta device; asking for its address would warn.
+        real = storage.device.type == "cpu" and tensor.data_ptr() != 0
+    except (RuntimeError, ValueError) as error:
+        raise TypeError(
+            f"{where} must be a tensor with memory of its own, got {_name(tensor)} without any "
+            f"({error}). Call this outside of transformations such as torch.func.vmap, grad and "
+            "functionalize, and with initialised parameters."
+        ) from error
+    if size and not (real and needed <= stored):
+        got = f"{stored} bytes of storage for {needed}" if needed > stored else "none"
+        raise TypeError(
+            f"{where} must be a tensor whose elements are in memory, got {got} "
+            f"({_name(tensor)}). Fake, functional and wrapper tensors, and tensors whose storage "
+            "was freed, have no values to read; pass a plain tensor."
+        )
 
 
 def _require_supported(dtype: str, where: str) -> None:

@@ -1,0 +1,108 @@
+"""Inputs that no caller means to pass: refused with a reason, never read or written wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fedbench import aggregation
+
+
+def freed() -> torch.Tensor:
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def shrunk() -> torch.Tensor:
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(8)
+    return tensor
+
+
+def shrunk_behind_an_offset() -> torch.Tensor:
+    tensor = torch.ones(2000)[1000:]
+    tensor.untyped_storage().resize_(4 * 1000)
+    return tensor
+
+
+def shrunk_and_strided() -> torch.Tensor:
+    tensor = torch.ones(2, 1000).T
+    tensor.untyped_storage().resize_(4 * 1999)
+    return tensor
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(1000)
+
+
+def zeros_without_memory() -> torch.Tensor:
+    return torch._efficientzerotensor((1000,))
+
+
+WITHOUT_MEMORY = [
+    freed,
+    shrunk,
+    shrunk_behind_an_offset,
+    shrunk_and_strided,
+    fake,
+    zeros_without_memory,
+    torch.nn.UninitializedParameter,
+]
+
+
+@pytest.mark.parametrize("make", WITHOUT_MEMORY)
+def test_tensors_without_memory_are_refused(make) -> None:
+    tensor = make()
+    shape = (1000,) if make is torch.nn.UninitializedParameter else tuple(tensor.shape)
+    good = torch.ones(shape)
+    with pytest.raises(TypeError, match=r"updates\[1\] must be a tensor w"):
+        aggregation.mean([good, tensor])
+    with pytest.raises(TypeError, match=r"updates\[0\]\['w'\] must be a tensor w"):
+        aggregation.median([{"w": tensor}] * 2)
+    with pytest.raises(TypeError, match="update must be a tensor w"):
+        aggregation.StreamingMean(good).add(tensor)
+    with pytest.raises(TypeError, match=r"state\['w'\] must be a tensor w"):
+        aggregation.FlatLayout.from_state({"w": good}).pack({"w": tensor})
+    with pytest.raises(TypeError, match="update must be a tensor w"):
+        aggregation.quantize(tensor)
+
+
+@pytest.mark.parametrize("make", [freed, shrunk, fake])
+def test_outputs_without_memory_are_refused(make) -> None:
+    good = torch.ones(1000)
+    with pytest.raises(TypeError, match="out must be a tensor whose elements are in memory"):
+        aggregation.mean([good, good], out=make())
+    total = aggregation.StreamingMean(good)
+    total.add(good)
+    with pytest.raises(TypeError, match="out must be a tensor whose elements are in memory"):
+        total.result(out=make())
+
+
+def test_transformed_tensors_are_refused() -> None:
+    def mean_of_two(tensor: torch.Tensor) -> Any:
+        return aggregation.mean([tensor, tensor])
+
+    for transform in (torch.func.functionalize, torch.func.vmap, torch.func.grad):
+        with pytest.raises(TypeError, match=r"updates\[0\] must be a tensor w"):
+            transform(mean_of_two)(torch.ones(2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(TypeError, match=r"updates\[0\] must be a dense tensor, got layout nested"):
+        aggregation.mean([nested, nested])
+
+
+def test_tensors_with_room_to_spare_are_accepted() -> None:
+    base = torch.arange(12.0)
+    views = [base[2:6], base[8:], base[1:5]]
+    assert aggregation.mean(views, [1, 1, 2]).tolist() == [3.0, 4.0, 5.0, 6.0]
+    empty = torch.empty(0)
+    assert aggregation.mean([empty, empty]).shape == (0,)
+    assert aggregation.mean([base[:0].reshape(0, 3).T] * 2).shape == (3, 0)
