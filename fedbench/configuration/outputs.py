@@ -42,7 +42,7 @@ def history_files(
     suffix = Path(target).suffix.lower()
     if suffix == ".json":
         return {target: _document(plan, results, table)}
-    heading = [f"The resolved configuration of {Path(target).name}. The bits also depend on:"]
+    heading = [f"The resolved configuration of {_as_utf8(target)}. The bits also depend on:"]
     pinned = next((r.history.pinned for r in results if r.history.pinned), {})
     heading += [f"  {name}: {value}" for name, value in pinned.items()]
     comment = "".join(f"# {' '.join(line.splitlines())}\n" for line in heading)
@@ -71,7 +71,15 @@ def _document(plan: Plan, results: Sequence[RunResult], table: pd.DataFrame) -> 
             for row in table.to_dict(orient="records")
         ],
     }
-    return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # Half characters of a file name in an ASCII locale become JSON's own escapes.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _as_utf8(target: str) -> str:
+    """Return the name of a file as UTF-8 text, also if the locale could not decode it."""
+    raw = Path(target).name.encode("utf-8", "surrogateescape")
+    return raw.decode("utf-8", "backslashreplace")
 
 
 def _finite(value: Any) -> Any:

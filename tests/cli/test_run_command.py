@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -6,6 +7,9 @@ import pandas as pd
 import pytest
 
 from fedbench.cli import main
+from fedbench.configuration.yaml_text import parse_document
+
+COMMAND = [sys.executable, "-m", "fedbench", "run", "--workload", "digits-logreg"]
 
 
 def run(*arguments):
@@ -54,10 +58,9 @@ def test_a_foreign_checkpoint_is_one_line(tmp_path, capsys):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
 def test_the_files_are_written_although_the_table_cannot_be_shown(tmp_path):
-    command = [sys.executable, "-m", "fedbench", "run", "--workload", "digits-logreg"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*command, "--rounds", "1", "--out", str(tmp_path / "h.csv")],
+            [*COMMAND, "--rounds", "1", "--out", str(tmp_path / "h.csv")],
             stdout=full,
             stderr=subprocess.PIPE,
             check=False,
@@ -66,3 +69,25 @@ def test_the_files_are_written_although_the_table_cannot_be_shown(tmp_path):
     assert done.returncode == 2
     assert done.stderr.decode().splitlines()[-1].startswith("fedbench: error: cannot write to the")
     assert len(pd.read_csv(tmp_path / "h.csv")) > 0
+
+
+@pytest.mark.parametrize("suffix", [".md", ".json"])
+def test_a_file_name_that_an_ascii_locale_cannot_decode(tmp_path, suffix):
+    name = f"тест ü 表{suffix}"
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [*COMMAND, "--rounds", "1", "--out", name.encode()],
+        capture_output=True,
+        check=False,
+        timeout=120,
+        cwd=tmp_path,
+        env=os.environ | ascii_locale | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stdout.count(b"\n")) == (0, 2), done.stderr
+    if suffix == ".json":
+        configuration = json.loads((tmp_path / name).read_text("utf-8"))["configuration"]
+    else:
+        text = (tmp_path / f"{name}.config.yaml").read_text("utf-8")
+        assert f"configuration of {name}." in text
+        configuration = parse_document(text).value
+    assert os.fsencode(configuration["out"]) == name.encode()
