@@ -248,6 +248,23 @@ def output_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str, where
     return buffer
 
 
+def require_no_gradient(out: Any, where: str) -> None:
+    """Refuse an output that autograd follows: torch cannot record what the kernels write."""
+    if is_tensor(out) and out.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise ValueError(
+            f"{where} must not require gradients, got a tensor with requires_grad=True. "
+            "Pass out.detach(), or call this under torch.no_grad()."
+        )
+
+
+def announce_writes(buffers: Iterable[Buffer]) -> None:
+    """Let torch know that tensors will be written: what autograd saved of them is stale then."""
+    for buffer in buffers:
+        if buffer.kind == "torch" and not buffer.owner.is_inference():
+            # An empty operation in place advances the version, which detach() shares.
+            buffer.owner.detach().reshape(-1)[:0].zero_()
+
+
 def require_disjoint(
     outs: Sequence[tuple[str, Buffer]], inputs: Iterable[Buffer], of: str = "the updates"
 ) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbench.aggregation._arrays import FLOATING, Buffer, describe, empty, output_buffer
+from fedbench.aggregation._arrays import (
+    FLOATING,
+    Buffer,
+    announce_writes,
+    describe,
+    empty,
+    output_buffer,
+    require_no_gradient,
+)
 
 
 def floats(value: Any, where: str) -> Buffer:
@@ -19,4 +27,7 @@ def result_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str) -> Bu
     """Return the buffer of `out`, checked, or of fresh memory."""
     if out is None:
         return describe(empty(kind, shape, dtype), "out")
-    return output_buffer(out, kind, shape, dtype, "out")
+    require_no_gradient(out, "out")
+    buffer = output_buffer(out, kind, shape, dtype, "out")
+    announce_writes([buffer])
+    return buffer

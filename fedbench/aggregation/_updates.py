@@ -12,12 +12,14 @@ from fedbench.aggregation._arrays import (
     DTYPE_CODES,
     FLOATING,
     Buffer,
+    announce_writes,
     describe,
     describe_alike,
     empty,
     is_array,
     output_buffer,
     require_disjoint,
+    require_no_gradient,
 )
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -242,6 +244,7 @@ def output(array: Any, spec: ArraySpec) -> Buffer:
     where = "out" if spec.name is None else f"out[{spec.name!r}]"
     if array is None:
         return describe(empty(spec.kind, spec.shape, spec.dtype), where)
+    require_no_gradient(array, where)
     return output_buffer(array, spec.kind, spec.shape, spec.dtype, where)
 
 
@@ -259,4 +262,5 @@ def outputs(updates: Updates, out: Any) -> dict[str | None, Buffer]:
         named = [("out" if n is None else f"out[{n!r}]", b) for n, b in result.items()]
         inputs = itertools.chain.from_iterable(entry.buffers for entry in updates.floating)
         require_disjoint(named, inputs)
+        announce_writes(result.values())
     return result

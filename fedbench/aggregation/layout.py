@@ -12,11 +12,13 @@ import numpy as np
 from fedbench._native import core
 from fedbench.aggregation._arrays import (
     Buffer,
+    announce_writes,
     describe,
     empty,
     is_array,
     output_buffer,
     require_disjoint,
+    require_no_gradient,
 )
 from fedbench.aggregation._updates import address, require_names
 from fedbench.errors import LayoutError
@@ -173,9 +175,11 @@ class FlatLayout:
         described = self._described(state, "state")
         if out is None:
             out = empty(self.kind, (self.size,), self.dtype)
+        require_no_gradient(out, "out")
         target = output_buffer(out, self.kind, (self.size,), self.dtype, "out")
         self._require_ties(described)
         require_disjoint([("out", target)], described.values(), of="state")
+        announce_writes([target])
         tied = dict(self.tied)
         core.gather(
             target.handle,
@@ -213,6 +217,7 @@ class FlatLayout:
             return self._views(buffer)
         described = self._described(out, "out", writable=True)
         require_disjoint([("flat", buffer)], described.values(), of="out")
+        announce_writes(b for b in described.values() if not b.copied)
         core.scatter(
             buffer.handle,
             self.nbytes,
@@ -248,6 +253,8 @@ class FlatLayout:
                 )
             if writable and buffer.kind == "numpy" and not state[name].flags.writeable:
                 raise LayoutError(f"{label} must be writable, got a read-only array.")
+            if writable:
+                require_no_gradient(state[name], label)
             described[name] = buffer
         return described
 

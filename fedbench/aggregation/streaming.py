@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbench._native import core
 from fedbench.aggregation import _integers, _updates, _weights
-from fedbench.aggregation._arrays import DTYPE_CODES, FLOATING, Buffer, describe
+from fedbench.aggregation._arrays import DTYPE_CODES, FLOATING, Buffer, announce_writes, describe
 from fedbench.aggregation._entries import Entry, entries_of
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -349,6 +349,8 @@ class StreamingMean:
             if out is not None:
                 array = out if entry.name is None else out[entry.name]
             result[entry.name] = _updates.output(array, entry)
+        if out is not None:
+            announce_writes(result.values())
         return result
 
     def _spec(self) -> tuple[Any, ...]:

@@ -106,3 +106,71 @@ def test_tensors_with_room_to_spare_are_accepted() -> None:
     empty = torch.empty(0)
     assert aggregation.mean([empty, empty]).shape == (0,)
     assert aggregation.mean([base[:0].reshape(0, 3).T] * 2).shape == (3, 0)
+
+
+def quantized(tensor: torch.Tensor) -> aggregation.QuantizedUpdate:
+    return aggregation.quantize(tensor)
+
+
+def sparse(tensor: torch.Tensor) -> aggregation.SparseUpdate:
+    return aggregation.top_k(tensor, 2)
+
+
+def streamed_into(out: Any, update: Any) -> Any:
+    total = aggregation.StreamingMean(update)
+    total.add(update)
+    return total.result(out=out)
+
+
+def packed_into(out: torch.Tensor, update: torch.Tensor) -> Any:
+    return aggregation.FlatLayout.from_state({"w": update}).pack({"w": update}, out=out)
+
+
+def unpacked_into(out: torch.Tensor, update: torch.Tensor) -> Any:
+    return aggregation.FlatLayout.from_state({"w": update}).unpack(update, out={"w": out})
+
+
+WRITERS = {
+    "mean": lambda out, u: aggregation.mean([u, u], out=out),
+    "mean of states": lambda out, u: aggregation.mean([{"w": u}] * 2, out={"w": out}),
+    "median": lambda out, u: aggregation.median([u, u, u], out=out),
+    "krum": lambda out, u: aggregation.krum([u] * 5, num_byzantine=1, out=out),
+    "geometric_median": lambda out, u: aggregation.geometric_median([u, u, u], out=out),
+    "quantized_mean": lambda out, u: aggregation.quantized_mean([quantized(u)], out=out),
+    "sparse_mean": lambda out, u: aggregation.sparse_mean([sparse(u)], out=out),
+    "streaming": streamed_into,
+    "pack": packed_into,
+    "unpack": unpacked_into,
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+def test_autograd_notices_writes_to_out(write) -> None:
+    parameter = torch.ones(3, requires_grad=True)
+    out = torch.full((3,), 5.0)
+    loss = (parameter * out).sum()
+    version = out._version
+    write(out, torch.tensor([1.0, 2.0, 3.0]))
+    assert out._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+def test_out_that_requires_gradients_is_refused(write) -> None:
+    update = torch.tensor([127.0, 2.0, 0.0])
+    out = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"out.* must not require gradients"):
+        write(out, update)
+    assert (out == 0).all()
+    with torch.no_grad():
+        write(out, update)
+    assert torch.equal(out, update)
+
+
+def test_inference_tensors_may_be_written() -> None:
+    with torch.inference_mode():
+        out = torch.zeros(2)
+        aggregation.mean([torch.ones(2)] * 2, out=out)
+    aggregation.mean([torch.full((2,), 3.0)] * 2, out=out)
+    assert out.tolist() == [3.0, 3.0]
