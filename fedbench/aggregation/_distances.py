@@ -75,9 +75,9 @@ class PairDistances:
 
     def _same_values(self, i: int, j: int) -> bool:
         return all(
-            np.array_equal(_slice(e.buffers[i], a, b), _slice(e.buffers[j], a, b))
+            np.array_equal(as_float64(e.buffers[i], a, b), as_float64(e.buffers[j], a, b))
             for e in self._collected.floating
-            for a, b in _tiles(e.first.size)
+            for a, b in tiles(e.first.size)
         )
 
     def _bounds(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -87,8 +87,8 @@ class PairDistances:
         with np.errstate(all="ignore"):
             for entry in self._collected.floating:
                 total += entry.first.size
-                for start, stop in _tiles(entry.first.size):
-                    block = np.stack([_slice(buffer, start, stop) for buffer in entry.buffers])
+                for start, stop in tiles(entry.first.size):
+                    block = np.stack([as_float64(buffer, start, stop) for buffer in entry.buffers])
                     block -= block[origin].copy()
                     gram += block @ block.T
             return self._intervals(gram, total)
@@ -188,7 +188,7 @@ def content_order(collected: Updates, i: int, j: int) -> int:
     """Compare two updates by their bits: entry by entry in the order of names, then by index."""
     for entry in sorted(collected.floating, key=lambda e: e.name or ""):
         a, b = entry.buffers[i], entry.buffers[j]
-        for start, stop in _tiles(a.size):
+        for start, stop in tiles(a.size):
             x, y = _bits(a, start, stop), _bits(b, start, stop)
             different = np.flatnonzero(x != y)
             if different.size:
@@ -197,7 +197,8 @@ def content_order(collected: Updates, i: int, j: int) -> int:
     return 0
 
 
-def _tiles(size: int) -> list[tuple[int, int]]:
+def tiles(size: int) -> list[tuple[int, int]]:
+    """Return the (start, stop) of the pieces in which Python code passes over a vector."""
     return [(start, min(start + _TILE, size)) for start in range(0, size, _TILE)]
 
 
@@ -215,7 +216,7 @@ def _native(buffer: Buffer, start: int, stop: int) -> npt.NDArray[Any]:
     return tensor
 
 
-def _slice(buffer: Buffer, start: int, stop: int) -> npt.NDArray[np.float64]:
+def as_float64(buffer: Buffer, start: int, stop: int) -> npt.NDArray[np.float64]:
     """Return part of a buffer as float64, exactly."""
     array = _native(buffer, start, stop)
     if buffer.dtype == "bfloat16":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from fedbench.aggregation._weights import client_weights
 from fedbench.aggregation.mean import assemble, refuse_bare_integers, without_nonfinite
 
 _CALLER = 4  # frames from the warning to the caller of a public rule
+
+# Below this, squares that underflow may be a noticeable part of a sum of squares.
+_LEAST_SQUARE = 2.0**-900
 
 
 def prepare(updates: Any, nonfinite: str) -> Updates:
@@ -127,10 +131,40 @@ class Rows:
         """Return the handles of an output in the order of the entries."""
         return [buffers[name].handle for name in self.names]
 
-    def distance(self, client: int, other: list[Any]) -> float:
-        """Return the Euclidean distance of a client to `other`; of ``[]``, its norm."""
-        squared = core.squared_distance(self.handles[client], other, self.sizes, self.dtypes)
-        return float(np.sqrt(squared))
+    def distance(self, client: int, other: list[Any], exponent: int = 0) -> float:
+        """Return the Euclidean distance of a client to `other` times ``2**exponent``.
+
+        Of ``[]``, the norm. All values are finite. What float64 cannot hold is returned as
+        infinity, which an `exponent` of -64 rules out.
+        """
+        return self.distance_between(self.handles[client], other, exponent)
+
+    def distance_between(self, one: list[Any], other: list[Any], exponent: int = 0) -> float:
+        """Return the distance of two rows like :meth:`distance`."""
+        squared = core.squared_distance(one, other, self.sizes, self.dtypes)
+        if _LEAST_SQUARE < squared < math.inf or DTYPE_CODES["float64"] not in self.dtypes:
+            return math.ldexp(math.sqrt(squared), exponent)
+        # Squares have left the range of float64, or may have: the kernel that cannot overflow.
+        zeros = np.zeros(max(self.sizes, default=0))
+        raw = core.exact_squared_distance(
+            one, other or [zeros] * len(self.sizes), self.sizes, self.dtypes
+        )
+        # The sum is in units of 2^-2148; 128 more bits keep the root of the smallest ones precise.
+        root = math.isqrt(int.from_bytes(raw, "little") << 128)
+        try:
+            return root / (1 << 1138 - exponent)
+        except OverflowError:
+            return math.inf
+
+    def shrinkage(self, client: int, other: list[Any], limit: float) -> float:
+        """Return what to multiply the difference to `other` by to clip its length to `limit`."""
+        length = self.distance(client, other)
+        if length <= limit:
+            return 1.0
+        if length == math.inf:
+            length = self.distance(client, other, -64)
+            limit = math.ldexp(limit, -64)
+        return limit / length
 
     def mean(
         self,

@@ -20,9 +20,12 @@ from fedbench.aggregation._robust import (
     result,
 )
 from fedbench.aggregation._updates import Updates
+from fedbench.aggregation._weighted_median import half_radius, weighted_median
 from fedbench.errors import LayoutError
 
 __all__ = ["centered_clip", "geometric_median"]
+
+_EXPONENT = -64  # distances are taken times 2^-64, so that the longest fit float64
 
 
 def geometric_median(
@@ -37,10 +40,11 @@ def geometric_median(
 ) -> Any:
     r"""Geometric median by the smoothed Weiszfeld algorithm (RFA).
 
-    Minimises :math:`\sum_k w_k \lVert x_k - z \rVert` over z: starting at the weighted mean, each
-    iteration takes the mean with weights
-    :math:`w_k / \max(\nu, \lVert x_k - z \rVert)`, until the objective falls by less than
-    `tolerance` times itself [1]_.
+    Minimises :math:`\sum_k w_k \lVert x_k - z \rVert` over z: each iteration takes the mean with
+    weights :math:`w_k / \max(\nu, \lVert x_k - z \rVert)` [1]_. It starts at the coordinate-wise
+    median (weighted if the weights differ), which no minority can pull away, and ends with a step
+    s such that :math:`(s / r)^2` is at most `tolerance`, r being the distance of z within which
+    half of the weight lies (at least :math:`\nu`).
 
     Parameters
     ----------
@@ -51,7 +55,8 @@ def geometric_median(
     max_iterations : int, default 100
         At least 1.
     tolerance : float, default 1e-7
-        Positive; relative to the objective.
+        Positive; the square of a step relative to the distances of the nearer half, which is
+        about the relative change of their objective.
     smoothing : float, default 1e-6
         The least distance that is divided by, :math:`\nu` > 0, in the units of the updates.
     out : array or mapping of arrays, optional
@@ -77,11 +82,12 @@ def geometric_median(
 
     Notes
     -----
-    Breakdown point: arbitrary clients of less than half of the weight.
-    Time: two passes over the updates per iteration, typically 5 to 30. Memory: the result and two
-    more vectors like it.
+    Breakdown point: arbitrary clients of less than half of the weight, at any finite distance.
+    Time: a median (by weight, a sort per coordinate, the slowest part), then two passes over the updates per iteration, typically 5 to 30; float64
+    updates whose squared distances leave the range of float64 are measured in exact integers,
+    more slowly. Memory: the result and two more vectors like it.
     Determinism: distances are summed in an order that depends on the layout alone and means are
-    rounded once, so the result is a function of the set of (weight, update) pairs.
+    rounded once, so the result is a function of the multiset of (weight, update) pairs.
 
     References
     ----------
@@ -105,18 +111,20 @@ def geometric_median(
         fill(buffers, math.nan)
         return result(collected, buffers, out)
     rows = Rows.of(collected)
-    rows.mean(values, None, buffers)
+    values = values / values.max()
+    weighted_median(collected, values, buffers)
     estimate, other = buffers, _updates.outputs(collected, None)
-    best = math.inf
+    least = math.ldexp(smoothing, _EXPONENT) or math.ulp(0.0)
     for _ in range(iterations):
         handles = rows.of_buffers(estimate)
-        distances = np.array([rows.distance(k, handles) for k in range(rows.clients)])
-        objective = math.fsum((values * distances).tolist())
-        if not objective < best * (1.0 - tolerance):
-            break
-        best = objective
-        rows.mean(values / np.maximum(smoothing, distances), None, other)
+        lengths = np.array([rows.distance(k, handles, _EXPONENT) for k in range(rows.clients)])
+        divisors = np.maximum(least, lengths)
+        nearest = divisors[values > 0].min()
+        rows.mean(values * (nearest / divisors), None, other)
+        step = rows.distance_between(rows.of_buffers(other), handles, _EXPONENT)
         estimate, other = other, estimate
+        if step <= math.sqrt(tolerance) * half_radius(divisors, values):
+            break
     return result(collected, _into(buffers, estimate), out)
 
 
@@ -200,15 +208,11 @@ def centered_clip(
     for step in range(iterations):
         target = buffers if step == iterations - 1 else spare
         handles = rows.of_buffers(estimate)
-        factors = [_clip_factor(rows.distance(k, handles), radius) for k in range(rows.clients)]
+        factors = [rows.shrinkage(k, handles, radius) for k in range(rows.clients)]
         own = math.fsum(1.0 - factor for factor in factors)
         rows.mean(np.array([*factors, own]), float(rows.clients), target, extra=handles)
         estimate, spare = target, estimate
     return result(collected, buffers, out)
-
-
-def _clip_factor(norm: float, limit: float) -> float:
-    return 1.0 if norm <= limit else limit / norm
 
 
 def _start(collected: Updates, center: Any) -> dict[str | None, Buffer]:

@@ -79,16 +79,17 @@ def clip_norms(updates: Any, *, max_norm: float, nonfinite: str = "raise") -> li
     rows = Rows.of(collected)
     clipped = []
     for client in range(collected.clients):
-        norm = rows.distance(client, [])
-        if norm <= limit:
+        finite = collected.first_nonfinite(client) is None
+        factor = rows.shrinkage(client, [], limit) if finite else float("nan")
+        if factor == 1.0:
             clipped.append(copy_of(collected, client, None))
             continue
         alone = subset(collected, [client])
         buffers = _updates.outputs(alone, None)
-        if np.isfinite(norm):
-            Rows.of(alone).mean(np.array([limit / norm]), 1.0, buffers)
+        if finite:
+            Rows.of(alone).mean(np.array([factor]), 1.0, buffers)
         else:
-            fill(buffers, float("nan"))
+            fill(buffers, factor)
         clipped.append(result(alone, buffers, None))
     return clipped
 
