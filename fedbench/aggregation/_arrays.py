@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -281,6 +282,18 @@ def require_disjoint(
         at = bisect.bisect_left(starts, stop) - 1
         if start < stop and at >= 0 and merged[at][1] > start:
             raise ValueError(f"{where} must not share memory with {of}. Pass another buffer.")
+
+
+def require_apart(outs: Iterable[tuple[str, Buffer]]) -> None:
+    """Refuse outputs, given with their names, that share memory with each other."""
+    spans = sorted((*extent(buffer), where) for where, buffer in outs if buffer.size)
+    for (_, stop, one), (start, _, another) in itertools.pairwise(spans):
+        if start < stop:
+            first, second = sorted((one, another))
+            raise ValueError(
+                f"{first} and {second} must not share memory, or one result overwrites the other. "
+                "Pass arrays of their own."
+            )
 
 
 def extent(buffer: Buffer) -> tuple[int, int]:

@@ -53,12 +53,8 @@ def from_server(server: Any, name: str, like: Buffer) -> Any:
     return _like(_as_numpy(buffer).copy(), like)
 
 
-def store(value: Any, out: Any, where: str) -> None:
-    """Copy a combined entry into the caller's array."""
-    if is_tensor(out) != is_tensor(value) or out.dtype != value.dtype or out.shape != value.shape:
-        raise LayoutError(
-            f"{where} must be like the updates' entry ({value.dtype}, shape {tuple(value.shape)})."
-        )
+def store(value: Any, out: Any) -> None:
+    """Copy a combined entry into the caller's array, which is like it."""
     if is_tensor(out):
         out.copy_(value)
     else:

@@ -18,6 +18,7 @@ from fedbench.aggregation._arrays import (
     empty,
     is_array,
     output_buffer,
+    require_apart,
     require_disjoint,
     require_no_gradient,
 )
@@ -254,13 +255,30 @@ def outputs(updates: Updates, out: Any) -> dict[str | None, Buffer]:
         if not isinstance(out, Mapping):
             raise TypeError(f"out must be a mapping like the updates, got {type(out).__name__}.")
         require_names(out, updates.names, "out", "updates[0]")
-    result: dict[str | None, Buffer] = {}
-    for entry in updates.floating:
-        array = out if out is None or entry.name is None else out[entry.name]
-        result[entry.name] = output(array, entry)
+    result = {entry.name: output(_part(out, entry.name), entry) for entry in updates.floating}
     if out is not None:
-        named = [("out" if n is None else f"out[{n!r}]", b) for n, b in result.items()]
-        inputs = itertools.chain.from_iterable(entry.buffers for entry in updates.floating)
-        require_disjoint(named, inputs)
+        _check_memory(updates, out, result)
         announce_writes(result.values())
     return result
+
+
+def _part(out: Any, name: str | None) -> Any:
+    return out if out is None or name is None else out[name]
+
+
+def _check_memory(updates: Updates, out: Any, floating: dict[str | None, Buffer]) -> None:
+    """Refuse an `out` that overlaps the updates, or itself where the updates do not."""
+    targets = dict(floating)
+    for entry in updates.other:
+        targets[entry.name] = output(_part(out, entry.name), entry)
+    entries = {entry.name: entry for entry in updates.entries}
+    for name, original in updates.tied.items():
+        spec = Entry(name, entries[original].buffers)
+        buffer, first = output(out[name], spec), targets[original]
+        if address(buffer) != address(first):  # else tied like the updates
+            targets[name] = buffer
+    named = [("out" if n is None else f"out[{n!r}]", b) for n, b in targets.items()]
+    require_disjoint(
+        named, itertools.chain.from_iterable(entry.buffers for entry in updates.entries)
+    )
+    require_apart(named)

@@ -17,6 +17,7 @@ from fedbench.aggregation._arrays import (
     empty,
     is_array,
     output_buffer,
+    require_apart,
     require_disjoint,
     require_no_gradient,
 )
@@ -211,12 +212,20 @@ class FlatLayout:
         ------
         LayoutError
             If `flat` or `out` does not fit this layout; nothing is written then.
+        ValueError
+            If `out` shares memory with `flat`, or two of its entries do that are not tied.
         """
         buffer = self._flat_buffer(flat)
         if out is None:
             return self._views(buffer)
         described = self._described(out, "out", writable=True)
         require_disjoint([("flat", buffer)], described.values(), of="out")
+        tied = dict(self.tied)
+        require_apart(
+            (f"out[{name!r}]", b)
+            for name, b in described.items()
+            if name not in tied or address(b) != address(described[tied[name]])
+        )
         announce_writes(b for b in described.values() if not b.copied)
         core.scatter(
             buffer.handle,

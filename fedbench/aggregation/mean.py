@@ -48,8 +48,9 @@ def mean(
         Replaces the sum of the weights as the divisor, as SCAFFOLD's and FedDyn's weighting by
         the whole population needs.
     out : array or mapping of arrays, optional
-        Where to write; contiguous, like an update, sharing no memory with the updates. Its
-        content is unspecified after a `NonFiniteError`.
+        Where to write; contiguous, like an update, not requiring gradients. Its entries share no
+        memory with the updates, nor with each other unless the updates tie them. Its content is
+        unspecified after a `NonFiniteError`.
     nonfinite : {"raise", "propagate", "drop"}, default "raise"
         For NaN and infinities: refuse them, naming client and entry; let them through (NaN, or
         the infinity if there is only one sign of it); or leave out such a client's whole update
@@ -187,7 +188,7 @@ def assemble(
         else:
             value = _integers.combine([entry.buffers[k] for k in counted], integers, repr(name))
         if out is not None:
-            _integers.store(value, out[name], f"out[{name!r}]")
+            _integers.store(value, out[name])
         result[name] = value
     if out is not None:
         for name, original in collected.tied.items():

@@ -11,7 +11,14 @@ import numpy as np
 
 from fedbench._native import core
 from fedbench.aggregation import _integers, _updates, _weights
-from fedbench.aggregation._arrays import DTYPE_CODES, FLOATING, Buffer, announce_writes, describe
+from fedbench.aggregation._arrays import (
+    DTYPE_CODES,
+    FLOATING,
+    Buffer,
+    announce_writes,
+    describe,
+    require_apart,
+)
 from fedbench.aggregation._entries import Entry, entries_of
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -299,7 +306,8 @@ class StreamingMean:
         total_weight : float, optional
             Replaces the sum of the weights as the divisor.
         out : array or mapping of arrays, optional
-            Where to write; contiguous and like an update.
+            Where to write; contiguous, like an update, not requiring gradients, and no two entries
+            in the same memory.
 
         Returns
         -------
@@ -328,7 +336,7 @@ class StreamingMean:
             return buffers[None].owner if out is None else out
         if out is not None:
             for name, value in self._other.items():
-                _integers.store(value, out[name], f"out[{name!r}]")
+                _integers.store(value, out[name])
             return out
         values = {name: buffer.owner for name, buffer in buffers.items()}
         copies = {
@@ -343,13 +351,13 @@ class StreamingMean:
                 raise TypeError(f"out must be a mapping, got {type(out).__name__}.")
             names = [entry.name for entry in self._entries if entry.name is not None]
             _updates.require_names(out, names, "out", "the layout")
+        entries = self._floating() if out is None else self._entries
         result = {}
-        for entry in self._floating():
-            array = None
-            if out is not None:
-                array = out if entry.name is None else out[entry.name]
+        for entry in entries:
+            array = out if out is None or entry.name is None else out[entry.name]
             result[entry.name] = _updates.output(array, entry)
         if out is not None:
+            require_apart((f"out[{name!r}]", buffer) for name, buffer in result.items())
             announce_writes(result.values())
         return result
 

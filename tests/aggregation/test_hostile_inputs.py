@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -174,3 +175,79 @@ def test_inference_tensors_may_be_written() -> None:
         aggregation.mean([torch.ones(2)] * 2, out=out)
     aggregation.mean([torch.full((2,), 3.0)] * 2, out=out)
     assert out.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("zeros", [np.zeros, torch.zeros], ids=["numpy", "torch"])
+@pytest.mark.parametrize("parts", [(slice(0, 3), slice(0, 3)), (slice(0, 3), slice(2, 5))])
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda state, out: aggregation.mean([state, state], out=out),
+        lambda state, out: aggregation.median([state] * 3, out=out),
+        lambda state, out: streamed_into(out, state),
+        lambda state, out: aggregation.FlatLayout.from_state(state).unpack(
+            aggregation.FlatLayout.from_state(state).pack(state), out=out
+        ),
+    ],
+    ids=["mean", "median", "streaming", "unpack"],
+)
+def test_entries_of_out_must_not_share_memory(zeros, parts, combine) -> None:
+    dtype = np.float32 if zeros is np.zeros else torch.float32
+    base = zeros(9, dtype=dtype)
+    state = {"a": zeros(3, dtype=dtype) + 1, "c": zeros(3, dtype=dtype) + 2}
+    out = {"c": base[parts[0]], "a": base[parts[1]]}
+    with pytest.raises(ValueError, match=r"out\['a'\] and out\['c'\] must not share memory"):
+        combine(state, out)
+    assert not base.any()
+    combine(state, {"a": base[:3], "c": base[3:6]})
+    assert base.tolist() == [1, 1, 1, 2, 2, 2, 0, 0, 0]
+
+
+def tied_state(fill: float) -> dict[str, torch.Tensor]:
+    shared = torch.full((2, 2), fill)
+    return {"embed": shared, "other": torch.ones(4), "head": shared}
+
+
+def test_out_may_tie_what_the_updates_tie() -> None:
+    out = tied_state(0.0)
+    aggregation.mean([tied_state(1.0), tied_state(3.0)], out=out)
+    assert (out["embed"] == 2.0).all()
+    apart = {name: tensor.clone() for name, tensor in out.items()}
+    aggregation.mean([tied_state(5.0), tied_state(7.0)], out=apart)
+    assert (apart["embed"] == 6.0).all()
+    assert (apart["head"] == 6.0).all()
+    wrong = {"embed": torch.zeros(2, 2), "other": torch.zeros(4)}
+    wrong["head"] = wrong["other"].view(2, 2)
+    with pytest.raises(ValueError, match=r"out\['head'\] and out\['other'\] must not share"):
+        aggregation.mean([tied_state(1.0)] * 2, out=wrong)
+    with pytest.raises(ValueError, match=r"out\['head'\] must have shape \(2, 2\), got \(1,\)"):
+        aggregation.mean([tied_state(1.0)] * 2, out={**apart, "head": torch.zeros(1)})
+    layout = aggregation.FlatLayout.from_state(out)
+    layout.unpack(torch.arange(8.0), out=out)
+    assert out["head"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
+@pytest.mark.parametrize("combine", [aggregation.mean, aggregation.median])
+def test_integer_entries_of_out_are_checked_before_anything_is_written(combine) -> None:
+    state = {"w": np.ones(2, np.float32), "n": np.array(3)}
+    target = np.zeros(2, np.float32)
+    for bad, error, message in (
+        (np.int64(0), TypeError, r"out\['n'\] must be a numpy array like the updates, got int64"),
+        (np.zeros((), np.int32), TypeError, r"out\['n'\] must have dtype int64, got int32"),
+        (np.zeros(2, np.int64), ValueError, r"out\['n'\] must have shape \(\), got \(2,\)"),
+        (target.view(np.int64).reshape(()), ValueError, r"out\['n'\] and out\['w'\] must not"),
+        (state["n"], ValueError, r"out\['n'\] must not share memory with the updates"),
+    ):
+        with pytest.raises(error, match=message):
+            combine([state, state], out={"w": target, "n": bad})
+        if bad is not state["n"]:
+            with pytest.raises(error, match=message):
+                streamed_into({"w": target, "n": bad}, state)
+        assert not target.any()
+
+
+def test_numpy_scalars_are_no_outputs() -> None:
+    rows = [np.float32(1), np.float32(3)]
+    assert aggregation.mean(rows) == 2
+    with pytest.raises(TypeError, match="out must be a numpy array like the updates, got float32"):
+        aggregation.mean(rows, out=np.float32(0))
