@@ -83,9 +83,10 @@ def geometric_median(
     Notes
     -----
     Breakdown point: arbitrary clients of less than half of the weight, at any finite distance.
-    Time: a median (by weight, a sort per coordinate, the slowest part), then two passes over the updates per iteration, typically 5 to 30; float64
-    updates whose squared distances leave the range of float64 are measured in exact integers,
-    more slowly. Memory: the result and two more vectors like it.
+    Time: a median (if the weights differ by a sort per coordinate, then the slowest part), then
+    two passes over the updates per iteration, typically 5 to 30; float64 updates whose squared
+    distances leave the range of float64 are measured in exact integers, more slowly.
+    Memory: the result and two more vectors like it.
     Determinism: distances are summed in an order that depends on the layout alone and means are
     rounded once, so the result is a function of the multiset of (weight, update) pairs.
 

@@ -39,9 +39,10 @@ class QuantizedUpdate:
 def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUpdate:
     """Quantise an update to 8-bit integers with one scale.
 
-    The scale is the largest magnitude over 127, rounded to float32. Values are rounded to the
-    nearest multiple of it (ties to even), or, with `rng`, to one of the two neighbours at random so
-    that the expectation is the value [1]_.
+    The scale is the largest magnitude over 127, rounded to float32 (up where float32 has fewer
+    bits, below 1.2e-38, so that an update that is not zero gets a scale that is not). Values are
+    rounded to the nearest multiple of it (ties to even), or, with `rng`, to one of the two
+    neighbours at random so that the expectation is the value [1]_.
 
     Parameters
     ----------
@@ -59,6 +60,8 @@ def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUp
     ------
     NonFiniteError
         If `update` is not finite.
+    ValueError
+        If the scale would exceed the range of float32.
     TypeError
         If `update` is not an array of floats.
 
@@ -83,7 +86,7 @@ def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUp
     if not np.isfinite(wide).all():
         raise NonFiniteError("update must be finite to be quantised. Leave out such a client.")
     largest = float(np.abs(wide).max(initial=0.0))
-    scale = float(np.float32(largest / _LARGEST))
+    scale = _rounded_scale(largest)
     if scale == 0.0:
         steps = np.zeros(wide.shape)
     elif rng is None:
@@ -108,8 +111,8 @@ def quantized_mean(
     r"""Weighted mean of quantised updates in float32, rounded once.
 
     Per coordinate the real number :math:`\sum_k c_k q_k / \sum_k w_k`, rounded once to float32,
-    with :math:`c_k = w_k s_k` rounded to float64 (exact for scales that are float32 values, as
-    :func:`quantize` makes them, and integer weights below 2\ :sup:`29`).
+    with :math:`c_k = w_k s_k` rounded to 53 bits whatever its magnitude (exact for scales that are
+    float32 values, as :func:`quantize` makes them, and integer weights below 2\ :sup:`29`).
 
     Parameters
     ----------
@@ -158,18 +161,43 @@ def quantized_mean(
     first = buffers[0]
     buffer = result_buffer(out, first.kind, first.shape, "float32")
     require_disjoint([("out", buffer)], buffers)
-    coefficients = values * scales
+    coefficients, divisor = _coefficients(values, scales, divisor)
     if not coefficients.any():
         buffer.owner[...] = 0.0
     else:
-        core.quantized_mean(
-            [b.handle for b in buffers],
-            first.size,
-            buffer.handle,
-            coefficients,
-            math.fsum(values.tolist()) if divisor is None else divisor,
-        )
+        handles = [b.handle for b in buffers]
+        core.quantized_mean(handles, first.size, buffer.handle, coefficients, divisor)
     return buffer.owner if out is None else out
+
+
+def _coefficients(
+    weights: npt.NDArray[np.float64], scales: npt.NDArray[np.float64], total: float | None
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the products of weights and scales, and the divisor, over a common power of two."""
+    weight, weight_exponent = np.frexp(weights)
+    scale, scale_exponent = np.frexp(scales)
+    largest = float(weights.max()) if total is None else max(float(weights.max()), total)
+    common = math.frexp(largest)[1]
+    products = np.ldexp(weight * scale, weight_exponent + scale_exponent - common)
+    if total is None:
+        return products, math.fsum(np.ldexp(weights, -common).tolist())
+    # The least divisor stands for smaller ones: either way the mean is beyond float32.
+    return products, math.ldexp(total, -common) or math.ulp(0.0)
+
+
+def _rounded_scale(largest: float) -> float:
+    """Return the scale in float32 for an update with values up to `largest`."""
+    wanted = largest / _LARGEST
+    limit = float(np.finfo(np.float32).max)
+    if wanted > limit:
+        raise ValueError(
+            f"update must be at most {limit * _LARGEST:.4g} in magnitude to have a "
+            f"float32 scale, got {largest:.4g}. Clip it, for example with clip_norms."
+        )
+    scale = np.float32(wanted)
+    if float(scale) < wanted < float(np.finfo(np.float32).tiny):
+        scale = np.nextafter(scale, np.float32(1))
+    return float(scale)
 
 
 def _quantized_buffers(updates: Any) -> list[Buffer]:

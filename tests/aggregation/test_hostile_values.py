@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedbench import aggregation
+from fedbench.aggregation import QuantizedUpdate
+from tests.aggregation.exact import round_bits
 from tests.aggregation.robust_reference import permutations
 
 OUTLIERS = [(dtype, 10.0**e) for dtype in ("float32", "float64") for e in (6, 12, 20, 38)]
@@ -79,7 +84,7 @@ def test_norms_beyond_the_range_of_their_squares() -> None:
     states = [{"a": torch.from_numpy(big), "b": torch.from_numpy(small).float()}]
     [state] = aggregation.clip_norms(states, max_norm=1e100)
     assert state["a"][0].item() == pytest.approx(1e100)
-    # A norm of 2e308 is no float64, and a square of a single one neither.
+    # A norm of 2e308 is no float64.
     [clipped] = aggregation.clip_norms([np.full(4, 1e308)], max_norm=2.0)
     np.testing.assert_allclose(clipped, [1.0] * 4, rtol=1e-14)
     [kept] = aggregation.clip_norms([np.zeros(3)], max_norm=1e-300)
@@ -105,3 +110,69 @@ def test_centered_clip_of_opposite_extremes(size: int) -> None:
     )
     assert np.isfinite(moved).all()
     assert (moved > -1e308).all()
+
+
+def quantized_one(value: int, scale: float) -> QuantizedUpdate:
+    return QuantizedUpdate(np.int8([value]), scale)
+
+
+@pytest.mark.parametrize(
+    ("scales", "weights", "total", "expected"),
+    [
+        ([1e30, 1.0], [1e300, 1e300], None, 5e29),
+        ([1.0, 3.0], [1e308, 1e308], None, 2.0),
+        ([1e-30], [1e-310], None, 1e-30),
+        ([1e-30, 3e-30], [5e-324, 5e-324], None, 2e-30),
+        ([1e30], [1e-300], 1e-300, 1e30),
+        ([1.0, 1.0], [1e308, 1e308], 1e308, 2.0),
+        ([1.0], [1e300], 1e-300, np.inf),
+        ([1e300], [1e-20], 1e280, 1.0),
+    ],
+)
+def test_quantized_means_at_the_ends_of_the_range(
+    scales: list[float], weights: list[float], total: float | None, expected: float
+) -> None:
+    updates = [quantized_one(1, scale) for scale in scales]
+    result = aggregation.quantized_mean(updates, weights, total_weight=total)
+    assert result.tolist() == [pytest.approx(expected, rel=1e-7)]
+
+
+positive = st.floats(1e-300, 1e300)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-128, 127), st.floats(0, 2.0**127, width=32), positive),
+                min_size=1, max_size=5), st.none() | positive)  # fmt: skip
+def test_quantized_means_of_any_range_are_close(
+    rows: list[tuple[int, float, float]], total: float | None
+) -> None:
+    weights = [weight for _, _, weight in rows]
+    result = aggregation.quantized_mean(
+        [quantized_one(q, scale) for q, scale, _ in rows], weights, total_weight=total
+    )
+    terms = [Fraction(q) * Fraction(scale) * Fraction(weight) for q, scale, weight in rows]
+    divisor = Fraction(total) if total else sum(map(Fraction, weights), Fraction(0))
+    slack = sum(map(abs, terms), Fraction(0)) / divisor / 2**50 + Fraction(5e-324)
+    exact = sum(terms, Fraction(0)) / divisor
+    low, high = (
+        np.array([round_bits(x, "float32")], np.uint32).view(np.float32)[0]
+        for x in (exact - slack, exact + slack)
+    )
+    assert low <= result[0] <= high
+
+
+def test_quantize_refuses_what_no_scale_can_hold() -> None:
+    with pytest.raises(ValueError, match=r"update must be at most 4\.322e\+40 .* got 1e\+300"):
+        aggregation.quantize(np.array([-1e300, 1.0]))
+    largest = float(np.finfo(np.float32).max)
+    kept = aggregation.quantize(np.array([127 * largest, 0.0]))
+    assert (kept.scale, kept.values.tolist()) == (largest, [127, 0])
+
+
+@pytest.mark.parametrize("steps", [[1, -7], [127, -126], [190, -3], [381, 254]])
+def test_quantize_keeps_the_smallest_updates(steps: list[int]) -> None:
+    row = np.float32(np.array(steps) * 2.0**-149)
+    quantized = aggregation.quantize(row)
+    back = quantized.values.astype(np.float64) * quantized.scale
+    assert np.abs(back - row).max() <= quantized.scale / 2
+    assert (back != 0).all()
