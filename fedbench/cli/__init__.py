@@ -153,7 +153,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         Words after ``fedbench``; those of the process by default.
     """
     _survive_narrow_encodings()
-    sys.exit(_run(arguments))
+    code = _run(arguments)
+    if code == EXIT_INTERRUPTED:
+        _leave_running_tasks(code)
+    sys.exit(code)
+
+
+def _leave_running_tasks(code: int) -> None:
+    """End the process at once if threads are still inside client tasks, which cannot be stopped."""
+    threads = sys.modules.get("fedbench.executors.threads")
+    if threads is not None and threads.running_tasks():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

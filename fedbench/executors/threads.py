@@ -11,8 +11,14 @@ Both queues are shared by all workers, so whoever is free takes the next task.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import queue
+import signal
+import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
@@ -26,10 +32,38 @@ from fedbench.executors.guard import Guarded, isolate
 from fedbench.executors.hooks import Job
 from fedbench.executors.runner import Failure, Outcome, TaskRunner, Ticket
 
-__all__ = ["ThreadExecutor"]
+__all__ = ["ThreadExecutor", "running_tasks"]
 
 _QUEUED_PER_WORKER = 16
 """Tasks in the inbox per worker: enough that a worker rarely waits for the calling thread."""
+
+
+_running: set[threading.Thread] = set()
+
+
+def running_tasks() -> int:
+    """Return how many worker threads of this process are inside a task."""
+    return len(_running)
+
+
+@atexit.register
+def _outlive_running_tasks() -> None:
+    """Keep the interpreter until no worker is inside torch.
+
+    A thread that comes back from C++ while the interpreter ends is unwound through frames that do
+    not allow it, which aborts the process. Tasks that an interrupt left behind are not waited
+    for: the process then ends as an interrupted one does, at once.
+    """
+    if not _running:
+        return
+    if getattr(sys, "last_type", None) is KeyboardInterrupt:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    while _running:
+        time.sleep(0.02)
 
 
 class _Map:
@@ -171,12 +205,14 @@ def _work(inbox: _Inbox, ready: threading.Barrier, intraop_threads: int) -> None
         if asked.stopped:
             outcome = Outcome(ticket.index)
         else:
+            _running.add(threading.current_thread())
             try:
                 if runner is None or asked is not current:
                     current, runner = asked, _prepare(asked)
                 outcome = runner.run(ticket.index, isolate(ticket.item))
             except BaseException as error:  # noqa: BLE001 - a worker thread must always answer
                 outcome = Outcome(ticket.index, failure=Failure.of(error))
+            _running.discard(threading.current_thread())
         asked.outbox.put(outcome)
         # Keep nothing alive while waiting for the next task.
         del entry, asked, ticket, outcome
