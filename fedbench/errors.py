@@ -7,7 +7,7 @@ what was expected. Everything else derives from :class:`FedbenchError`::
     ├── UnknownNameError (ValueError)      a registry key that does not exist
     ├── MissingExtraError (ImportError)    an optional package that is not installed
     ├── UnsupportedPlatformError           the platform lacks what was asked for
-    ├── OutputError                        a file that cannot be written
+    ├── OutputError                        a file or folder that cannot be written
     ├── RecordFormatError (ValueError)     a file that is not a report of this release
     ├── LayoutError (ValueError)           a state that does not fit its layout
     ├── DataFormatError (ValueError)       a data file that is not what its format says
@@ -77,7 +77,7 @@ class LayoutError(FedbenchError, ValueError):
 
 
 class OutputError(FedbenchError):
-    """A file cannot be written; what was there before is as it was."""
+    """A file or folder cannot be written; what was there before is as it was."""
 
 
 class RecordFormatError(FedbenchError, ValueError):

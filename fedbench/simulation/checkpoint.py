@@ -8,13 +8,14 @@ was killed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as dump_tensors
 
-from fedbench.errors import CheckpointError
+from fedbench.errors import CheckpointError, OutputError
 from fedbench.training import ModelState
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Snapshot",
     "has_checkpoint",
     "latest_checkpoint",
+    "prepare_folder",
     "read_checkpoint",
     "write_checkpoint",
 ]
@@ -69,15 +71,28 @@ class Snapshot:
     pinned: Mapping[str, Any]
 
 
+def prepare_folder(directory: Path) -> None:
+    """Make the folder of the checkpoints and find out whether it takes any.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be made, or takes no new folders; the message says why.
+    """
+    with _explained(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        _new_folder(directory).rmdir()
+
+
 def write_checkpoint(directory: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
     """Write a checkpoint into `directory` and return its path; older ones beyond `keep` go.
 
     Raises
     ------
-    OSError
+    OutputError
         If it cannot be written; earlier checkpoints are then as they were.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    prepare_folder(directory)
     tensors: dict[str, torch.Tensor] = {}
     structure = _encode(snapshot.state, tensors)
     payload = dump_tensors(tensors)
@@ -94,21 +109,44 @@ def write_checkpoint(directory: Path, snapshot: Snapshot, *, keep: int = 2) -> P
     text = json.dumps(manifest)
     sealed = json.dumps({"manifest": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
     target = directory / f"round-{snapshot.rounds_done:06d}"
-    temporary = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory))
+    with _explained(directory):
+        _place(target, payload, sealed.encode())
+        for _, old in _checkpoints(directory)[:-keep]:
+            shutil.rmtree(old)
+    _remove_unfinished(directory)
+    return target
+
+
+def _place(target: Path, payload: bytes, manifest: bytes) -> None:
+    """Let the whole checkpoint appear at `target`, or nothing."""
+    temporary = _new_folder(target.parent)
     try:
         _write_through(temporary / _STATE, payload)
-        _write_through(temporary / _MANIFEST, sealed.encode())
+        _write_through(temporary / _MANIFEST, manifest)
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _flush_directory(directory)
-    for _, old in _checkpoints(directory)[:-keep]:
-        shutil.rmtree(old)
-    _remove_unfinished(directory)
-    return target
+    _flush_directory(target.parent)
+
+
+def _new_folder(directory: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=".unfinished-", dir=directory))
+
+
+@contextlib.contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError) and not directory.is_dir()
+        reason = "it is a file" if is_file else error.strerror or str(error)
+        raise OutputError(
+            f"cannot write checkpoints to {str(directory)!r}: {reason}. Give a folder that can be "
+            f"written."
+        ) from error
 
 
 def has_checkpoint(directory: str | Path) -> bool:

@@ -33,6 +33,7 @@ from fedbench.simulation.arguments import (
     resolve_executor,
     resolve_workload,
 )
+from fedbench.simulation.checkpoint import prepare_folder
 from fedbench.simulation.client_task import (
     ClientItem,
     ClientResult,
@@ -257,10 +258,14 @@ class Simulation:
         ------
         ClientTaskError, WorkerDiedError, NonFiniteError
             If a round fails. It is then not committed: the simulation is as it was before.
+        OutputError
+            If `checkpoint_dir` cannot be written; raised before the first round where it can be.
         """
         count = positive("rounds", self.workload.rounds if rounds is None else rounds)
         every = self.workload.eval_every if evaluate_every is None else evaluate_every
         positive("checkpoint_every", checkpoint_every)
+        if checkpoint_dir is not None:
+            prepare_folder(Path(checkpoint_dir))
         for left in reversed(range(count)):
             number = self.rounds_done + 1
             record = self.run_round(evaluate=every > 0 and (number % every == 0 or not left))
@@ -273,7 +278,8 @@ class Simulation:
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Write the committed state to a new checkpoint in `directory` and return its path.
 
-        The two newest checkpoints are kept. A reader finds a whole checkpoint or none.
+        The two newest checkpoints are kept. A reader finds a whole checkpoint or none. An
+        ``OutputError`` says why a directory cannot be written.
         """
         return save(self, Path(directory))
 

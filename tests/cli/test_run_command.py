@@ -56,6 +56,11 @@ def test_a_foreign_checkpoint_is_one_line(tmp_path, capsys):
     assert "Traceback" not in error
 
 
+def test_an_unwritable_folder_of_checkpoints_is_one_line(capsys):
+    assert run("--rounds", "1", "--checkpoints", "/proc/x") == 2
+    assert capsys.readouterr().err.startswith("fedbench: error: cannot write checkpoints to '/proc")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
 def test_the_files_are_written_although_the_table_cannot_be_shown(tmp_path):
     with open("/dev/full", "wb") as full:

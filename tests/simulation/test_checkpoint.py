@@ -10,7 +10,7 @@ import time
 import pytest
 
 import fedbench
-from fedbench.errors import CheckpointError
+from fedbench.errors import CheckpointError, OutputError
 from tests.simulation.helpers import batch_norm_model, tiny_workload
 
 ALGORITHMS = ["fedavg", "fedadam", "scaffold", "proxskip", "ditto", "apfl", "ifca", "fpfc"]
@@ -132,10 +132,26 @@ def test_a_full_disk_keeps_the_older_checkpoints(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fedbench.simulation.checkpoint._write_through", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OutputError, match=r"cannot write checkpoints to '.*': No space left on"):
         simulation.run(1, checkpoint_dir=tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["round-000001"]
     assert make().load_checkpoint(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("/proc/x", "No such"), ("file", "it is a file"), ("file/x", "Not a")],
+)
+def test_an_unwritable_folder_is_found_before_the_first_round(tmp_path, folder, reason):
+    (tmp_path / "file").write_text("I am a file")
+    simulation = make()
+    message = rf"^cannot write checkpoints to '.*{folder}': {reason}.*\. Give a folder"
+    with pytest.raises(OutputError, match=message):
+        simulation.run(2, checkpoint_dir=tmp_path / folder)
+    with pytest.raises(OutputError, match=message):
+        simulation.save_checkpoint(tmp_path / folder)
+    assert simulation.rounds_done == 0
+    assert (tmp_path / "file").read_text() == "I am a file"
 
 
 WRITER = """
