@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -122,17 +123,17 @@ def verify(
             f"{'; '.join(result.incomparable)}.",
             click.get_current_context(),
         )
-    contents: dict[str, bytes] = {}
+    contents: list[dict[str, bytes]] = []
     if out is not None and suffix is not None:
-        contents[out] = FRAME_FORMATS[suffix](result.to_frame())
+        contents.append({out: FRAME_FORMATS[suffix](result.to_frame())})
     if save_trace is not None and result.trace is not None:
-        contents[save_trace] = result.trace.to_json().encode()
+        contents.append({save_trace: result.trace.to_json().encode()})
     try:
         click.echo(_table(result))
         for candidate, difference in result.differences.items():
             click.echo(f"{candidate}: {difference}")
     finally:  # also where the table cannot be shown
-        write_files(contents)
+        write_files(*contents)
     return 0 if result.identical else 1
 
 
@@ -168,6 +169,17 @@ def _reference(name: str) -> Candidate | Loop | Trace:
     loop = _imported("reference", name)
     if not callable(loop):
         raise TypeError(f"reference must be a generator function, got {name!r}.")
+    needed = [
+        name
+        for name, parameter in inspect.signature(loop).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise TypeError(
+            f"reference must be a generator function without arguments, got {name!r}, which needs "
+            f"{', '.join(needed)}. Give them defaults, or wrap it in a function without any."
+        )
     found: Loop = loop
     return found
 

@@ -174,9 +174,19 @@ class ClientTask:
             start = time.perf_counter()
             if item.train:
                 metrics = side.algorithm.train(client, down)
+                if not isinstance(metrics, Mapping):
+                    raise TypeError(
+                        f"{type(side.algorithm).__name__}.train must return a mapping of metrics, "
+                        f'for example {{"loss": loss}}, got {metrics!r}.'
+                    )
             trained = time.perf_counter()
             if item.uplink:
                 update = side.algorithm.uplink(client, down)
+                if not isinstance(update, Update):
+                    raise TypeError(
+                        f"{type(side.algorithm).__name__}.uplink must return an Update, "
+                        f"got {update!r}."
+                    )
             sent = time.perf_counter()
         if guard is not None:
             guard.check("train and uplink", update.tensors if update else {}, client.state)

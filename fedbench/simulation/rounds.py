@@ -99,7 +99,17 @@ def mapped(
 
 def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> ServerState:
     """Return the server state that follows from the updates of a round."""
-    return algorithm.aggregate(server, updates) if len(updates) else algorithm.silent(server)
+    state: Any = (
+        algorithm.aggregate(server, updates) if len(updates) else algorithm.silent(server)
+    )
+    if not isinstance(state, ServerState):
+        phase = "aggregate" if len(updates) else "silent"
+        raise TypeError(
+            f"{type(algorithm).__name__}.{phase} must return the new ServerState, for example "
+            f"server.moved(mean), got {state!r}."
+        )
+    new: ServerState = state
+    return new
 
 
 def largest_first(side: ClientSide, items: Sequence[ClientItem]) -> list[int] | None:

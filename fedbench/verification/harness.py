@@ -160,9 +160,9 @@ def verify(
     ClientTaskError, WorkerDiedError, MissingExtraError
         If a side cannot run.
     TraceError
-        If the trace is of another job.
+        If the trace is of another job or has too few rounds.
     ValueError
-        If a hand-written loop or a trace ends before the last round.
+        If a hand-written loop ends before the last round.
 
     Examples
     --------
@@ -181,6 +181,11 @@ def verify(
     here = pinned()
     if isinstance(first, Trace):
         _check_job(first.job, job)
+        if len(first.rounds) < rounds:
+            raise TraceError(
+                f"the trace has {len(first.rounds)} rounds, but {rounds} are to be verified. "
+                f"Verify at most as many, or save a longer trace."
+            )
         result.incomparable = incomparable(first.pinned, here)
     source = _source(first, workload, algorithm, seed)
     traced: list[list[list[Any]]] = []

@@ -123,6 +123,23 @@ def test_a_trace_is_compared_elsewhere(capsys, tmp_path):
     assert f"round 2, uplink, client {entry[1]!r}" in capsys.readouterr().out
 
 
+def test_a_trace_that_is_too_short_is_one_line(capsys, tmp_path):
+    trace = tmp_path / "short.json"
+    arguments = ["verify", "--workload", "digits-logreg", "--backend", "threads", "--workers", "2"]
+    assert run([*arguments, "--rounds", "1", "--save-trace", str(trace)]) == 0
+    capsys.readouterr()
+    assert run([*arguments, "--rounds", "2", "--reference", str(trace)]) == 1
+    error = capsys.readouterr().err
+    assert "the trace has 1 rounds, but 2 are to be verified" in error
+    assert "Traceback" not in error
+
+
+def test_a_reference_that_wants_arguments_is_refused(capsys, own_module, tmp_path):
+    (tmp_path / f"{own_module}.py").write_text("def loop(rounds, lr=0.1):\n    yield {}\n")
+    assert run([*CHEAP, "--reference", f"{own_module}:loop"]) == 2
+    assert "without arguments" in capsys.readouterr().err
+
+
 def test_traces_of_other_machines_and_jobs_are_refused(capsys, tmp_path):
     trace = tmp_path / "there.json"
     arguments = [*CHEAP, "--workers", "2"]

@@ -282,3 +282,35 @@ def test_rounds_must_be_positive():
         pytest.raises(ValueError, match="rounds"),
     ):
         simulation.run(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetsMetrics(FedAvg):
+    def train(self, client, down):
+        super().train(client, down)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetsUpdate(FedAvg):
+    def uplink(self, client, down):
+        super().uplink(client, down)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetsState(FedAvg):
+    def aggregate(self, server, updates):
+        super().aggregate(server, updates)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (ForgetsMetrics(), "ForgetsMetrics.train must return a mapping of metrics"),
+        (ForgetsUpdate(), "ForgetsUpdate.uplink must return an Update"),
+        (ForgetsState(), "ForgetsState.aggregate must return the new ServerState"),
+    ],
+)
+def test_a_forgotten_return_is_named(algorithm, words):
+    simulation = fedbench.Simulation(tiny_workload(), algorithm=algorithm)
+    with pytest.raises((TypeError, ClientTaskError), match=words):
+        simulation.run_round()
