@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -10,32 +11,12 @@ import numpy.typing as npt
 
 from fedbench.aggregation._arrays import is_tensor
 
+_NO_NUMBER = (TypeError, OverflowError, ValueError, RuntimeError)  # what float() may raise
+
 
 def client_weights(weights: Any, clients: int) -> npt.NDArray[np.float64]:
     """Return `weights` as float64, one per client; ``None`` means equal weights."""
-    if weights is None:
-        return np.ones(clients)
-    if is_tensor(weights):
-        weights = weights.detach().cpu().tolist()
-    try:
-        given = np.asarray(weights)
-        if given.dtype.kind not in "iufb":  # for example integers beyond 64 bits
-            given = np.array([_as_number(value) for value in weights])
-        values = given.astype(np.float64)
-    except (TypeError, OverflowError, ValueError) as error:
-        raise TypeError(
-            f"weights must be real numbers, one per client, got {weights!r}."
-        ) from error
-    if values.ndim != 1 or len(values) != clients:
-        raise ValueError(
-            f"weights must be one number per client ({clients}), got shape {values.shape}."
-        )
-    good = np.isfinite(values) & (values >= 0)
-    if not good.all():
-        client = int(np.argmin(good))
-        raise ValueError(
-            f"weights must be finite and not negative, got {values[client]} for client {client}."
-        )
+    values = update_weights(weights, clients, "client")
     if not values.any():
         raise ValueError(
             "weights must have a positive sum, got zero for every client. "
@@ -44,11 +25,50 @@ def client_weights(weights: Any, clients: int) -> npt.NDArray[np.float64]:
     return values
 
 
+def update_weights(weights: Any, count: int, of: str) -> npt.NDArray[np.float64]:
+    """Return `weights` like :func:`client_weights`; all may be zero. `of` names their owners."""
+    if weights is None:
+        return np.ones(count)
+    if isinstance(weights, (Mapping, Set)):
+        raise TypeError(
+            f"weights must be a sequence with one number per {of}, in the order of the updates, "
+            f"got {type(weights).__name__}. Pass a list, for example [weights[c] for c in clients]."
+        )
+    values = _as_float64(weights, of)
+    if values.ndim != 1 or len(values) != count:
+        raise ValueError(
+            f"weights must be one number per {of} ({count}), got shape {values.shape}."
+        )
+    good = np.isfinite(values) & (values >= 0)
+    if not good.all():
+        position = int(np.argmin(good))
+        raise ValueError(
+            f"weights must be finite and not negative, got {values[position]} for {of} {position}."
+        )
+    return values
+
+
+def _as_float64(weights: Any, of: str) -> npt.NDArray[np.float64]:
+    if is_tensor(weights):
+        weights = weights.detach().cpu().tolist()
+    try:
+        try:
+            given = np.asarray(weights)
+            plain = given.dtype.kind in "iufb"
+        except (RuntimeError, TypeError):  # for example a list of tensors with gradients
+            plain = False
+        if not plain:  # for example integers beyond 64 bits
+            given = np.array([_as_number(value) for value in weights])
+        return given.astype(np.float64)
+    except _NO_NUMBER as error:
+        raise TypeError(f"weights must be real numbers, one per {of}, got {weights!r}.") from error
+
+
 def one_weight(weight: Any) -> float:
     """Return a single finite, non-negative weight as a float."""
     try:
         value = _as_number(weight)
-    except (TypeError, OverflowError, ValueError) as error:
+    except _NO_NUMBER as error:
         raise TypeError(f"weight must be a real number, got {weight!r}.") from error
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"weight must be finite and not negative, got {value}.")
@@ -61,7 +81,7 @@ def total(total_weight: Any) -> float | None:
         return None
     try:
         value = _as_number(total_weight)
-    except (TypeError, OverflowError, ValueError) as error:
+    except _NO_NUMBER as error:
         raise TypeError(f"total_weight must be a real number, got {total_weight!r}.") from error
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
@@ -74,4 +94,4 @@ def total(total_weight: Any) -> float | None:
 def _as_number(value: Any) -> float:
     if isinstance(value, (str, bytes, complex)):
         raise TypeError(f"not a real number: {value!r}")
-    return float(value)
+    return float(value.detach() if is_tensor(value) else value)

@@ -149,7 +149,7 @@ class StreamingMean:
 
         Parameters
         ----------
-        updates : sequence of updates
+        updates : iterable of updates
             As for :meth:`add`; or arrays stacked in one ``[K, ...]`` array.
         weights : sequence of K numbers, optional
             Equal weights of 1 by default. All zero is allowed here.
@@ -160,15 +160,13 @@ class StreamingMean:
             As :meth:`add`, naming the update by its position; then nothing is added, not even
             the updates before it.
         """
+        if isinstance(updates, Mapping):
+            raise TypeError(
+                f"updates must be a sequence of updates, got {type(updates).__name__}. "
+                "Pass [update_0, update_1, ...], or a single update to add()."
+            )
         rows = list(updates)
-        if weights is None:
-            values = [1.0] * len(rows)
-        else:
-            values = [_weights.one_weight(weight) for weight in np.asarray(weights).tolist()]
-            if len(values) != len(rows):
-                raise ValueError(
-                    f"weights must be one number per update ({len(rows)}), got {len(values)}."
-                )
+        values = _weights.update_weights(weights, len(rows), "update").tolist()
         if rows:
             self._add(rows, values)
 

@@ -251,3 +251,70 @@ def test_numpy_scalars_are_no_outputs() -> None:
     assert aggregation.mean(rows) == 2
     with pytest.raises(TypeError, match="out must be a numpy array like the updates, got float32"):
         aggregation.mean(rows, out=np.float32(0))
+
+
+def mean_of(weights: Any) -> list[float]:
+    rows = [np.float32([1]), np.float32([5])]
+    return aggregation.mean(rows, weights).tolist()
+
+
+def streamed_mean_of(weights: Any) -> list[float]:
+    total = aggregation.StreamingMean(np.zeros(1, np.float32))
+    total.add_many((np.float32([value]) for value in (1, 5)), weights)
+    return total.result().tolist()
+
+
+@pytest.mark.parametrize("combine", [mean_of, streamed_mean_of])
+@pytest.mark.parametrize("weights", [{3: 0.5, 1: 0.5}, {1, 3}, frozenset({1, 3}), {1: 2}.keys()])
+def test_weights_without_an_order_are_refused(combine, weights) -> None:
+    with pytest.raises(TypeError, match="weights must be a sequence with one number per"):
+        combine(weights)
+
+
+def test_weights_by_name_are_refused_by_every_rule() -> None:
+    rows = [np.float32([1]), np.float32([5])]
+    for combine, updates in (
+        (aggregation.geometric_median, rows),
+        (aggregation.quantized_mean, [aggregation.quantize(row) for row in rows]),
+        (aggregation.sparse_mean, [aggregation.top_k(row, 1) for row in rows]),
+    ):
+        with pytest.raises(TypeError, match=r"weights must be .*got dict"):
+            combine(updates, {0: 1.0, 1: 2.0})
+
+
+@pytest.mark.parametrize("combine", [mean_of, streamed_mean_of])
+def test_weights_of_every_kind_mean_the_same(combine) -> None:
+    with_gradient = torch.tensor([3.0, 1.0], requires_grad=True)
+    for weights in (
+        [3, 1],
+        iter([3, 1]),
+        {"a": 3, "b": 1}.values(),
+        np.float16([3, 1]),
+        with_gradient,
+        list(with_gradient),
+        torch.tensor([3, 1], dtype=torch.bfloat16),
+        list(torch.tensor([3, 1], dtype=torch.bfloat16)),
+        [3 * 2**80, 2**80],
+    ):
+        assert combine(weights) == [2.0]
+    for bad, error, message in (
+        (5, ValueError, r"one number per (client|update) \(2\), got shape \(\)"),
+        ([[1], [2]], ValueError, r"got shape \(2, 1\)"),
+        ([1, torch.ones(2)], TypeError, "must be real numbers, one per (client|update)"),
+        ([[1], [1, 2]], TypeError, "must be real numbers, one per (client|update)"),
+        ("31", TypeError, "must be real numbers"),
+        ([3, -1], ValueError, "got -1.0 for (client|update) 1"),
+    ):
+        with pytest.raises(error, match=message):
+            combine(bad)
+
+
+def test_a_weight_may_be_a_tensor_with_gradients() -> None:
+    total = aggregation.StreamingMean(np.zeros(1, np.float32))
+    total.add(np.float32([1]), torch.tensor(3.0, requires_grad=True))
+    total.add(np.float32([5]), torch.tensor(1, dtype=torch.bfloat16))
+    assert total.result().tolist() == [2.0]
+    with pytest.raises(TypeError, match="weight must be a real number"):
+        total.add(np.float32([1]), torch.ones(2))
+    with pytest.raises(TypeError, match=r"updates must be a sequence of updates, got dict"):
+        total.add_many({"w": np.float32([1])})

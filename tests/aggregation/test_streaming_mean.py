@@ -272,7 +272,7 @@ def test_updates_must_fit_the_layout() -> None:
     for weight, error in ((-1, ValueError), (float("nan"), ValueError), ("1", TypeError)):
         with pytest.raises(error, match="weight must be"):
             flat.add(np.ones(2, np.float32), weight)
-    with pytest.raises(ValueError, match=r"one number per update \(2\), got 1"):
+    with pytest.raises(ValueError, match=r"one number per update \(2\), got shape \(1,\)"):
         flat.add_many([np.ones(2, np.float32)] * 2, [1])
     with pytest.raises(TypeError, match="like must have a floating dtype"):
         StreamingMean(np.arange(3))
