@@ -85,16 +85,21 @@ def _draw(bar: Any, progress: Progress) -> None:
     bar.set_description_str(progress.message)
 
 
-def write_files(contents: dict[str, bytes]) -> None:
-    """Write every file and say so; the first failure is raised when all have been tried."""
+def write_files(*groups: dict[str, bytes]) -> None:
+    """Write every file and say so; the failures are raised when all groups have been tried.
+
+    The files of a group belong together, the main one first: after a failure the rest of its
+    group is left out.
+    """
     from fedbench.errors import OutputError
     from fedbench.report import write_atomically
 
     failures: list[OutputError] = []
-    for target, content in contents.items():
+    for contents in groups:
         try:
-            write_atomically(target, content)
-            click.echo(f"wrote {target}", err=True)
+            for target, content in contents.items():
+                write_atomically(target, content)
+                click.echo(f"wrote {target}", err=True)
         except OutputError as error:
             failures.append(error)
     if failures:

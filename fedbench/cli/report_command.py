@@ -198,8 +198,8 @@ def report(
     try:
         click.echo(render_text(result, terminal_width()), nl=False)
     finally:  # also where the table cannot be shown
-        contents = {target: FORMATS[suffix](result) for target, suffix in formats.items()}
+        contents = [{target: FORMATS[suffix](result)} for target, suffix in formats.items()]
         if trace is not None:
-            contents[trace] = to_chrome_trace(result).encode("utf-8")
-        write_files(contents)
+            contents.append({trace: to_chrome_trace(result).encode("utf-8")})
+        write_files(*contents)
     return 0 if succeeded(result) else 1

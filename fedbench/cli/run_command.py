@@ -224,14 +224,15 @@ def _write(plan: Plan, results: list[RunResult]) -> None:
     from fedbench.configuration import draw, history_files, tidy_table
     from fedbench.report import FRAME_FORMATS
 
-    files: dict[str, bytes] = {}
+    history: dict[str, bytes] = {}
+    curves: dict[str, bytes] = {}
     out, plot = plan.settings.out, plan.settings.plot
     if out is not None:
-        files |= history_files(out, plan, results, FRAME_FORMATS)
+        history = history_files(out, plan, results, FRAME_FORMATS)
     if plot is not None:
         table = tidy_table(results)
         if table.empty:
             click.echo(f"note: {plot} is not written: no run has any metrics.", err=True)
         else:
-            files[plot] = draw(table, list(plan.matrix), Path(plot).suffix.lower())
-    write_files(files)
+            curves[plot] = draw(table, list(plan.matrix), Path(plot).suffix.lower())
+    write_files(history, curves)

@@ -96,3 +96,12 @@ def test_a_file_name_that_an_ascii_locale_cannot_decode(tmp_path, suffix):
         assert f"configuration of {name}." in text
         configuration = parse_document(text).value
     assert os.fsencode(configuration["out"]) == name.encode()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_no_configuration_is_written_beside_a_table_that_cannot_be(tmp_path, capsys):
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    plot = tmp_path / "curves.svg"
+    assert run("--rounds", "1", "--out", str(tmp_path / "full.csv"), "--plot", str(plot)) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert {entry.name for entry in tmp_path.iterdir()} == {"full.csv", "curves.svg"}
