@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-
 from fedbench._native import core
+from fedbench.aggregation._robust import require_count
 
 __all__ = ["get_num_threads", "set_num_threads"]
+
+_LARGEST = 1024  # that of the kernels' thread pool
 
 
 def get_num_threads() -> int:
@@ -34,7 +35,10 @@ def set_num_threads(threads: int) -> None:
 
     Raises
     ------
+    TypeError
+        If it is not an integer.
     ValueError
         If it is out of range.
     """
-    core.set_num_threads(operator.index(threads))
+    why = "Small inputs use one thread whatever the number."
+    core.set_num_threads(require_count("threads", threads, 1, _LARGEST, why))

@@ -318,3 +318,16 @@ def test_a_weight_may_be_a_tensor_with_gradients() -> None:
         total.add(np.float32([1]), torch.ones(2))
     with pytest.raises(TypeError, match=r"updates must be a sequence of updates, got dict"):
         total.add_many({"w": np.float32([1])})
+
+
+@pytest.mark.parametrize("threads", [1.5, "2", None, True])
+def test_thread_counts_are_integers(threads) -> None:
+    before = aggregation.get_num_threads()
+    with pytest.raises(TypeError, match=f"threads must be an integer, got {threads!r}"):
+        aggregation.set_num_threads(threads)
+    for out_of_range in (0, -1, 1025, 2**70):
+        with pytest.raises(ValueError, match=f"from 1 to 1024, got {out_of_range}"):
+            aggregation.set_num_threads(out_of_range)
+    assert aggregation.get_num_threads() == before
+    aggregation.set_num_threads(np.int64(before))
+    assert aggregation.get_num_threads() == before
