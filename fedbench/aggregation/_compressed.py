@@ -10,14 +10,15 @@ from fedbench.aggregation._arrays import (
     announce_writes,
     describe,
     empty,
+    is_tensor,
     output_buffer,
     require_no_gradient,
 )
 
 
 def floats(value: Any, where: str) -> Buffer:
-    """Return `value` as a buffer of floats."""
-    buffer = describe(value, where)
+    """Return `value` as a buffer of floats, without its gradient history."""
+    buffer = describe(value.detach() if is_tensor(value) else value, where)
     if buffer.dtype not in FLOATING:
         raise TypeError(f"{where} must have a floating dtype, got {buffer.dtype}.")
     return buffer

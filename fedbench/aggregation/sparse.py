@@ -54,8 +54,9 @@ def top_k(update: Any, k: int) -> SparseUpdate:
     Returns
     -------
     SparseUpdate
-        With increasing int64 indices into the flattened update. Of equal magnitudes, those with
-        the smaller index are kept, so the result is a function of the update alone [1]_.
+        With increasing int64 indices into the flattened update; its values are detached from any
+        gradient history. Of equal magnitudes, those with the smaller index are kept, so the
+        result is a function of the update alone [1]_.
 
     Raises
     ------

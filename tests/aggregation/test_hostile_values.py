@@ -176,3 +176,22 @@ def test_quantize_keeps_the_smallest_updates(steps: list[int]) -> None:
     back = quantized.values.astype(np.float64) * quantized.scale
     assert np.abs(back - row).max() <= quantized.scale / 2
     assert (back != 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_updates_that_require_gradients_are_compressed_like_others(dtype: torch.dtype) -> None:
+    plain = torch.linspace(-3, 2, 12, dtype=dtype).reshape(3, 4)
+    tracked = [torch.nn.Parameter(plain.clone()), plain.clone().requires_grad_() * 1]
+    for update in [*tracked, torch.nn.Parameter(plain.T.contiguous()).T]:
+        sparse, expected = aggregation.top_k(update, 5), aggregation.top_k(plain, 5)
+        assert torch.equal(sparse.indices, expected.indices)
+        assert torch.equal(sparse.values, expected.values)
+        assert not sparse.values.requires_grad
+        quantized, wanted = aggregation.quantize(update), aggregation.quantize(plain)
+        assert torch.equal(quantized.values, wanted.values)
+        assert quantized.scale == wanted.scale
+        assert update.requires_grad
+    history = aggregation.SparseUpdate(
+        expected.indices, expected.values.clone().requires_grad_(), 12
+    )
+    assert torch.equal(aggregation.sparse_mean([history]), aggregation.sparse_mean([expected]))
