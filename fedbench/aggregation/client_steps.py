@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbench.aggregation._steps import KERNELS, like, mark_written, separate, target
+from fedbench.aggregation._steps import (
+    KERNELS,
+    coefficient,
+    flag,
+    like,
+    mark_written,
+    separate,
+    target,
+)
 
 __all__ = ["sgd_step"]
 
@@ -42,9 +50,9 @@ def sgd_step(
     gradient : array
         Like `parameters`; not modified.
     lr : float
-        Learning rate. It and the other coefficients are rounded to the dtype first.
+        Learning rate, at least 0. It and the other coefficients are rounded to the dtype first.
     momentum : float, default 0
-        With 0 there is no `velocity`.
+        From 0 to 1. With 0 there is no `velocity`.
     nesterov : bool, default False
         Nesterov's momentum.
     velocity : array, optional
@@ -52,9 +60,9 @@ def sgd_step(
     first_step : bool, default False
         Start the velocity from the gradient whatever it holds, as torch.optim.SGD does.
     weight_decay : float, default 0
-        L2 penalty.
+        L2 penalty, at least 0.
     proximal : float, default 0
-        Coefficient of the pull towards `anchor` [1]_.
+        Coefficient of the pull towards `anchor` [1]_, at least 0.
     anchor : array, optional
         Like `parameters`, the server's parameters; needed with `proximal`.
     correction : array, optional
@@ -63,10 +71,11 @@ def sgd_step(
     Raises
     ------
     ValueError
-        If a needed vector is missing, a vector does not fit `parameters`, cannot be written or
-        shares memory with another one.
+        If a coefficient is out of range or not finite in the dtype, a needed vector is missing, a
+        vector does not fit `parameters`, cannot be written or shares memory with another one.
+        Nothing is written then.
     TypeError
-        If an array is of another library or dtype.
+        If an array is of another library or dtype, or a coefficient is not a real number.
 
     Notes
     -----
@@ -91,6 +100,11 @@ def sgd_step(
     array([0.9, 1.8], dtype=float32)
     """
     own = target(parameters)
+    lr = coefficient("lr", lr, own)
+    momentum = coefficient("momentum", momentum, own, 1.0)
+    weight_decay = coefficient("weight_decay", weight_decay, own)
+    proximal = coefficient("proximal", proximal, own)
+    nesterov, first_step = flag("nesterov", nesterov), flag("first_step", first_step)
     _require_pair("velocity", velocity, "momentum", momentum)
     _require_pair("anchor", anchor, "proximal", proximal)
     written = [("parameters", own)]
@@ -118,13 +132,13 @@ def sgd_step(
     mark_written(written)
 
 
-def _require_pair(name: str, vector: Any, coefficient_name: str, coefficient: float) -> None:
-    if coefficient and vector is None:
+def _require_pair(name: str, vector: Any, coefficient_name: str, value: float) -> None:
+    if value and vector is None:
         raise ValueError(
-            f"{name} must be given with {coefficient_name}={coefficient}, got None. "
+            f"{name} must be given with {coefficient_name}={value}, got None. "
             "Pass a vector like parameters."
         )
-    if not coefficient and vector is not None:
+    if not value and vector is not None:
         raise ValueError(
             f"{coefficient_name} must not be 0 when {name} is given. Leave out {name}, or set it."
         )

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbench.aggregation._steps import KERNELS, like, mark_written, separate, target
+from fedbench.aggregation._steps import (
+    KERNELS,
+    adaptivity,
+    coefficient,
+    flag,
+    like,
+    mark_written,
+    require_nonnegative,
+    separate,
+    target,
+)
 
 __all__ = ["fedadagrad_step", "fedadam_step", "fedavgm_step", "fedyogi_step"]
 
@@ -36,9 +46,9 @@ def fedavgm_step(
     velocity : array
         Like `parameters`, zero at the start; updated in place.
     server_lr : float, default 1
-        Server learning rate.
+        Server learning rate, at least 0.
     momentum : float, default 0.9
-        Decay of the velocity.
+        Decay of the velocity, from 0 to 1.
     nesterov : bool, default False
         Step along the velocity of the next round [1]_.
 
@@ -66,6 +76,9 @@ def fedavgm_step(
     (array([3.]), array([2.]))
     """
     own = target(parameters)
+    server_lr = coefficient("server_lr", server_lr, own)
+    momentum = coefficient("momentum", momentum, own, 1.0)
+    nesterov = flag("nesterov", nesterov)
     moving = like(velocity, own, "velocity", True)
     mean = like(update, own, "update", False)
     written = [("parameters", own), ("velocity", moving)]
@@ -103,17 +116,20 @@ def fedadagrad_step(
     update : array
         Like `parameters`: the mean of the clients' updates; not modified.
     first_moment, second_moment : array
-        Like `parameters`, zero and ``tau**2`` at the start; updated in place.
+        Like `parameters`, zero and ``tau**2`` at the start; updated in place. No element of
+        `second_moment` may be negative; NaN is let through.
     server_lr : float, default 0.1
-        Server learning rate.
+        Server learning rate, at least 0.
     beta1 : float, default 0
-        Decay of the first moment.
+        Decay of the first moment, from 0 to 1.
     tau : float, default 1e-3
-        Degree of adaptivity [1]_.
+        Degree of adaptivity [1]_; positive.
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError
+        As for :func:`sgd_step`, and if an element of `second_moment` is negative.
+    TypeError
         As for :func:`sgd_step`.
 
     Notes
@@ -164,12 +180,12 @@ def fedyogi_step(
     parameters, update, first_moment, second_moment, server_lr, beta1, tau
         As for :func:`fedadagrad_step`; `beta1` is 0.9 by default.
     beta2 : float, default 0.99
-        Decay of the second moment.
+        Decay of the second moment, from 0 to 1.
 
     Raises
     ------
     ValueError, TypeError
-        As for :func:`sgd_step`.
+        As for :func:`fedadagrad_step`.
 
     Notes
     -----
@@ -222,7 +238,7 @@ def fedadam_step(
     Raises
     ------
     ValueError, TypeError
-        As for :func:`sgd_step`.
+        As for :func:`fedadagrad_step`.
 
     Notes
     -----
@@ -257,11 +273,19 @@ def _adaptive(
     coefficients: tuple[float, float, float, float],
 ) -> None:
     own = target(parameters)
+    server_lr, beta1, beta2, tau = coefficients
+    checked = (
+        coefficient("server_lr", server_lr, own),
+        coefficient("beta1", beta1, own, 1.0),
+        coefficient("beta2", beta2, own, 1.0),
+        adaptivity(tau, own),
+    )
     first = like(moments[0], own, "first_moment", True)
     second = like(moments[1], own, "second_moment", True)
     mean = like(update, own, "update", False)
     written = [("parameters", own), ("first_moment", first), ("second_moment", second)]
     separate(written, [mean])
+    require_nonnegative("second_moment", second)
     KERNELS[own.dtype][2](
         kind,
         own.size,
@@ -269,6 +293,6 @@ def _adaptive(
         mean.handle,
         first.handle,
         second.handle,
-        *coefficients,
+        *checked,
     )
     mark_written(written)

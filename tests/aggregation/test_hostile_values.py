@@ -195,3 +195,90 @@ def test_updates_that_require_gradients_are_compressed_like_others(dtype: torch.
         expected.indices, expected.values.clone().requires_grad_(), 12
     )
     assert torch.equal(aggregation.sparse_mean([history]), aggregation.sparse_mean([expected]))
+
+
+BAD_NUMBERS: list[tuple[Any, type[Exception]]] = [
+    (float("nan"), ValueError),
+    (float("inf"), ValueError),
+    (-1.0, ValueError),
+    (1e39, ValueError),  # infinite in float32
+    ("1", TypeError),
+    (None, TypeError),
+    (True, TypeError),
+    (1j, TypeError),
+]
+STEPS: dict[str, tuple[int, dict[str, Any]]] = {
+    "sgd_step": (1, {"lr": 0.1, "weight_decay": 0.1, "momentum": 0.0, "proximal": 0.0}),
+    "fedavgm_step": (2, {"server_lr": 0.1, "momentum": 0.9}),
+    "fedadagrad_step": (3, {"server_lr": 0.1, "beta1": 0.5, "tau": 1e-3}),
+    "fedyogi_step": (3, {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
+    "fedadam_step": (3, {"server_lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}),
+}
+
+
+def refuse_step(
+    name: str, vectors: list[Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    before = [vector.copy() for vector in vectors]
+    with pytest.raises(error, match=message):
+        getattr(aggregation, name)(*vectors, **options)
+    for vector, old in zip(vectors, before, strict=True):
+        np.testing.assert_array_equal(vector, old)
+
+
+@pytest.mark.parametrize(("value", "error"), BAD_NUMBERS)
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_refuse_coefficients(name: str, value: Any, error: type[Exception]) -> None:
+    count, options = STEPS[name]
+    for option in options:
+        vectors = [np.ones(5, np.float32) for _ in range(count + 1)]
+        wanted = f"{option} must be a real number" if error is TypeError else f"{option} must be"
+        refuse_step(name, vectors, options | {option: value}, error, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("sgd_step", {"momentum": 1.5}, r"momentum must be from 0 to 1 in float32, got 1\.5"),
+        ("fedavgm_step", {"momentum": 1.5}, "momentum must be from 0 to 1"),
+        ("fedadam_step", {"beta1": 1.5}, "beta1 must be from 0 to 1"),
+        ("fedyogi_step", {"beta2": 1.5}, "beta2 must be from 0 to 1"),
+        ("fedadam_step", {"tau": 0.0}, "tau must be positive in float32"),
+        ("fedadagrad_step", {"tau": 1e-50}, "tau must be positive in float32, got 1e-50"),
+    ],
+)
+def test_steps_refuse_values_out_of_range(name: str, change: dict[str, Any], message: str) -> None:
+    count, options = STEPS[name]
+    vectors = [np.ones(5, np.float32) for _ in range(count + 1)]
+    refuse_step(name, vectors, options | change, ValueError, message)
+
+
+@pytest.mark.parametrize("name", ["sgd_step", "fedavgm_step"])
+def test_steps_refuse_switches_that_are_no_bool(name: str) -> None:
+    count, options = STEPS[name]
+    vectors = [np.ones(5, np.float32) for _ in range(count + 1)]
+    refuse_step(name, vectors, options | {"nesterov": "no"}, TypeError, "nesterov must be True or")
+
+
+@pytest.mark.parametrize("name", ["fedadagrad_step", "fedyogi_step", "fedadam_step"])
+def test_adaptive_steps_refuse_negative_second_moments(name: str) -> None:
+    vectors = [np.ones((2, 3)) for _ in range(4)]
+    vectors[3][1, 0] = -1e-9
+    message = "second_moment must not be negative, got -1e-09 at flat index 3"
+    refuse_step(name, vectors, {}, ValueError, message)
+    tensors = [torch.from_numpy(vector) for vector in vectors]
+    with pytest.raises(ValueError, match=message):
+        getattr(aggregation, name)(*tensors)
+    vectors[3][1, 0] = -0.0
+    vectors[3][0, 0] = np.nan
+    getattr(aggregation, name)(*vectors)
+    assert np.isnan(vectors[0]).sum() == 1
+    vectors[3][1, 1] = -1.0
+    refuse_step(name, vectors, {}, ValueError, "second_moment must not be negative, got -1.0")
+
+
+def test_steps_take_numbers_of_numpy() -> None:
+    parameters = np.ones(3, np.float32)
+    aggregation.sgd_step(parameters, np.ones(3, np.float32), lr=np.float32(0.5), nesterov=np.False_)
+    aggregation.sgd_step(parameters, np.ones(3, np.float32), lr=np.int64(0), weight_decay=1)
+    assert parameters.tolist() == [0.5] * 3
