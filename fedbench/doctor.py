@@ -134,8 +134,7 @@ def _optional(name: str) -> Finding:
     return Finding(
         name,
         f"not installed; only {need} needs it",
-        f"pip install '{DISTRIBUTION}[{extra}]' "
-        f"(from a checkout: pip install -c constraints.txt -e '.[{extra}]')",
+        f"in the checkout of fedbench: pip install -c constraints.txt -e '.[{extra}]'",
     )
 
 

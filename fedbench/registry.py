@@ -86,7 +86,7 @@ class Registry(Generic[T]):
         UnknownNameError
             If no entry has this name.
         MissingExtraError
-            If the entry's module needs a package that is not installed.
+            If the entry's module needs a package that is not installed or cannot be imported.
         """
         entry = self.entry(name)
         module_name, _, attribute = entry.target.partition(":")
@@ -96,6 +96,10 @@ class Registry(Generic[T]):
             if entry.extra is None or (error.name or "").startswith("fedbench"):
                 raise
             raise missing_extra(f"{self.kind} {name!r}", error.name, entry.extra) from error
+        except ImportError as error:
+            if entry.extra is None or (error.name or "").startswith("fedbench"):
+                raise
+            raise _broken_extra(f"{self.kind} {name!r}", error, entry.extra) from error
         loaded: T = getattr(module, attribute)
         return loaded
 
@@ -104,7 +108,18 @@ def missing_extra(what: str, package: str | None, extra: str) -> MissingExtraErr
     """Return the error that tells how to install the packages of `extra`."""
     return MissingExtraError(
         f"{what} needs the package {package!r}, which is not installed. "
-        f"Install it with: pip install '{DISTRIBUTION}[{extra}]' "
-        f"(from a checkout: pip install -c constraints.txt -e '.[{extra}]').",
+        f"Install it in the checkout of fedbench with: "
+        f"pip install -c constraints.txt -e '.[{extra}]'.",
         name=package,
+    )
+
+
+def _broken_extra(what: str, error: ImportError, extra: str) -> MissingExtraError:
+    """Return the error that tells how to mend the installed packages of `extra`."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    return MissingExtraError(
+        f"{what} needs the packages of the extra {extra!r}, which cannot be imported: {reason}. "
+        f"Install the versions that fit in the checkout of fedbench with: "
+        f"pip install -c constraints.txt -e '.[{extra}]'.",
+        name=error.name,
     )

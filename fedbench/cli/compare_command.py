@@ -37,7 +37,8 @@ class Percentage(click.ParamType[float]):
             share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         except ValueError:
             share = math.nan
-        if not 0 <= share < math.inf:
+        # A bare 10 is 10 % meant, and would be 1000 %.
+        if not 0 <= share < (math.inf if text.endswith("%") else 1):
             self.fail(f"must be a share such as 10%, got {text!r}.", param, ctx)
         return share
 

@@ -59,7 +59,7 @@ def test_a_missing_optional_package_says_how_to_install_it(monkeypatch, name, ex
     )
     finding = find(name)
     assert finding.value.startswith("not installed; only ")
-    assert f"pip install 'fedbench-sim[{extra}]'" in finding.advice
+    assert f"pip install -c constraints.txt -e '.[{extra}]'" in finding.advice
     assert not finding.broken
     assert run() == 0
     assert f"fedbench-sim[{extra}]" in capsys.readouterr().out

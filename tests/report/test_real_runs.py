@@ -111,5 +111,5 @@ def test_a_backend_whose_package_is_missing_is_a_row_that_says_what_to_install(t
     status = pd.read_csv(table)["status"].tolist()
     assert status[0] == "ok"
     assert "needs the package 'ray'" in status[1]
-    assert "pip install 'fedbench-sim[ray]'" in status[1]
+    assert "pip install -c constraints.txt -e '.[ray]'" in status[1]
     assert b"Traceback" not in done.stdout + done.stderr
