@@ -162,7 +162,7 @@ class TestCommand:
         assert self.call(*files, "--fail-on-regression", share) == code
         assert ("regression: digits/fedavg/threads" in capfd.readouterr().err) == bool(code)
 
-    @pytest.mark.parametrize("share", ["ten", "-5%", "nan", "inf"])
+    @pytest.mark.parametrize("share", ["ten", "-5%", "nan", "inf", "10"])
     def test_a_wrong_share_is_refused(self, files, share, capfd):
         assert self.call(*files, "--fail-on-regression", share) == 2
         assert "must be a share such as 10%" in capfd.readouterr().err
