@@ -180,13 +180,15 @@ def _describe_torch(value: Any, where: str) -> Buffer:
 def _require_memory(tensor: Any, where: str) -> None:
     """Refuse tensors whose elements are not in memory: fake, transformed, or freed."""
     try:
-        size, item = tensor.numel(), tensor.element_size()
-        storage = tensor.untyped_storage()
-        spans = zip(tensor.shape, tensor.stride(), strict=True)
-        last = tensor.storage_offset() + sum((n - 1) * stride for n, stride in spans)
-        stored, needed = storage.nbytes(), (last + 1) * item
+        size, storage = tensor.numel(), tensor.untyped_storage()
+        last = tensor.storage_offset() + size - 1
+        if not tensor.is_contiguous():
+            spans = zip(tensor.shape, tensor.stride(), strict=True)
+            last = tensor.storage_offset() + sum((n - 1) * stride for n, stride in spans)
+        stored, needed = storage.nbytes(), (last + 1) * tensor.dtype.itemsize
         # A fake tensor's storage is on the meta device; asking for its address would warn.
-        real = storage.device.type == "cpu" and tensor.data_ptr() != 0
+        plain = type(tensor) is sys.modules["torch"].Tensor or storage.device.type == "cpu"
+        real = plain and tensor.data_ptr() != 0
     except (RuntimeError, ValueError) as error:
         raise TypeError(
             f"{where} must be a tensor with memory of its own, got {_name(tensor)} without any "

@@ -10,7 +10,6 @@ from fedbench.aggregation._arrays import (
     announce_writes,
     describe,
     empty,
-    is_tensor,
     output_buffer,
     require_no_gradient,
 )
@@ -18,10 +17,10 @@ from fedbench.aggregation._arrays import (
 
 def floats(value: Any, where: str) -> Buffer:
     """Return `value` as a buffer of floats, without its gradient history."""
-    buffer = describe(value.detach() if is_tensor(value) else value, where)
+    buffer = describe(value, where)
     if buffer.dtype not in FLOATING:
         raise TypeError(f"{where} must have a floating dtype, got {buffer.dtype}.")
-    return buffer
+    return buffer._replace(owner=buffer.owner.detach()) if buffer.kind == "torch" else buffer
 
 
 def result_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str) -> Buffer:
