@@ -219,14 +219,24 @@ def empty(kind: str, shape: tuple[int, ...], dtype: str) -> Any:
         size = math.prod(shape) * item.itemsize
         if size < _POOLED_BYTES:
             return np.empty(shape, dtype=item)
-        return core.allocate(size).view(item).reshape(shape)
+        return _pooled(size, shape, dtype).view(item).reshape(shape)
     import torch
 
     torch_dtype = getattr(torch, dtype)
     size = math.prod(shape) * torch_dtype.itemsize
     if size < _POOLED_BYTES:
         return torch.empty(shape, dtype=torch_dtype, device="cpu")
-    return torch.from_numpy(core.allocate(size)).view(torch_dtype).reshape(shape)
+    return torch.from_numpy(_pooled(size, shape, dtype)).view(torch_dtype).reshape(shape)
+
+
+def _pooled(size: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
+    try:
+        return core.allocate(size)
+    except MemoryError as error:
+        raise MemoryError(
+            f"a result of shape {shape} and dtype {dtype} takes {size} bytes, more than there is "
+            "memory. Pass a smaller size, or split the update."
+        ) from error
 
 
 def output_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str, where: str) -> Buffer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from fedbench.aggregation._updates import require_policy
 from fedbench.errors import LayoutError, NonFiniteError
 
 __all__ = ["SparseUpdate", "sparse_mean", "top_k"]
+
+_LARGEST_SIZE = 2**60 - 1  # so that the bytes of a result can be counted in 64 bits
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def top_k(update: Any, k: int) -> SparseUpdate:
 
 
 def sparse_mean(
-    updates: Sequence[SparseUpdate],
+    updates: Iterable[SparseUpdate],
     weights: Any = None,
     *,
     total_weight: float | None = None,
@@ -114,7 +116,7 @@ def sparse_mean(
 
     Parameters
     ----------
-    updates : sequence of SparseUpdate
+    updates : iterable of SparseUpdate
         One per client, of one size, library, value dtype (float32, float64, float16 or bfloat16)
         and index dtype. Never modified.
     weights : sequence of K numbers, optional
@@ -159,7 +161,8 @@ def sparse_mean(
     array([1., 0., 0., 5.], dtype=float32)
     """
     require_policy(nonfinite)
-    pairs = _sparse_pairs(updates)
+    rows = list(updates)
+    pairs = _sparse_pairs(rows)
     values = _weights.client_weights(weights, len(pairs))
     divisor = _weights.total(total_weight)
     spoilt = [k for k, (_, v) in enumerate(pairs) if nonfinite != "propagate" and not _finite(v)]
@@ -172,7 +175,7 @@ def sparse_mean(
     if spoilt:
         pairs, values = _left(pairs, values, spoilt)
     first = pairs[0][1]
-    size = int(updates[0].size)
+    size = int(rows[0].size)
     buffer = result_buffer(out, first.kind, (size,), first.dtype)
     require_disjoint([("out", buffer)], [part for pair in pairs for part in pair])
     _, bad_client, position = core.sparse_mean(
@@ -195,14 +198,15 @@ def sparse_mean(
     return buffer.owner if out is None else out
 
 
-def _sparse_pairs(updates: Any) -> list[tuple[Buffer, Buffer]]:
-    rows = list(updates)
+def _sparse_pairs(rows: list[Any]) -> list[tuple[Buffer, Buffer]]:
     if not rows:
         raise ValueError("updates must hold at least one client's update, got none.")
     pairs = []
     for k, row in enumerate(rows):
         if not isinstance(row, SparseUpdate):
             raise TypeError(f"updates[{k}] must be a SparseUpdate, got {type(row).__name__}.")
+        why = "It is the length of the dense update."
+        require_count(f"updates[{k}].size", row.size, 0, _LARGEST_SIZE, why)
         indices = describe(row.indices, f"updates[{k}].indices")
         values = floats(row.values, f"updates[{k}].values")
         if indices.dtype not in ("int32", "int64"):
@@ -220,7 +224,6 @@ def _sparse_pairs(updates: Any) -> list[tuple[Buffer, Buffer]]:
                 f"updates[{k}] must have (size, index dtype, dtype, library) {expected} like "
                 f"client 0's, got {got}."
             )
-    require_count("size", rows[0].size, 0, None, "It is the length of the dense update.")
     return pairs
 
 

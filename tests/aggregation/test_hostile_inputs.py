@@ -331,3 +331,37 @@ def test_thread_counts_are_integers(threads) -> None:
     assert aggregation.get_num_threads() == before
     aggregation.set_num_threads(np.int64(before))
     assert aggregation.get_num_threads() == before
+
+
+def test_sparse_updates_may_come_from_a_generator() -> None:
+    updates = [aggregation.top_k(np.float32([k, 0, 2 * k]), 2) for k in (1, 3)]
+    expected = aggregation.sparse_mean(updates, [3, 1])
+    assert aggregation.sparse_mean((u for u in updates), iter([3, 1])).tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="at least one client's update, got none"):
+        aggregation.sparse_mean(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "message"),
+    [
+        ("a", TypeError, r"updates\[1\].size must be an integer, got 'a'"),
+        (None, TypeError, r"updates\[1\].size must be an integer, got None"),
+        (-1, ValueError, r"updates\[1\].size must be from 0 to \d+, got -1"),
+        (2**63, ValueError, r"updates\[1\].size must be from 0 to \d+, got 9223372036854775808"),
+    ],
+)
+def test_sizes_of_sparse_updates_are_checked(size, error, message) -> None:
+    good = aggregation.SparseUpdate(np.int64([0]), np.float32([1]), 4)
+    bad = aggregation.SparseUpdate(np.int64([0]), np.float32([1]), size)
+    with pytest.raises(error, match=message):
+        aggregation.sparse_mean([good, bad])
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_results_beyond_memory_say_how_large_they_are(library) -> None:
+    indices, values = np.int64([0]), np.float32([1])
+    if library == "torch":
+        indices, values = torch.from_numpy(indices), torch.from_numpy(values)
+    update = aggregation.SparseUpdate(indices, values, 10**17)
+    with pytest.raises(MemoryError, match=r"shape \(10+,\) and dtype float32 takes 40+ bytes"):
+        aggregation.sparse_mean([update])
