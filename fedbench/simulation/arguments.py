@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from fedbench.algorithms import Algorithm, make_algorithm
+from fedbench.data import FederatedDataset
 from fedbench.executors import Executor, make_executor
 from fedbench.workloads import Workload, load
 
 __all__ = [
     "checked_cohort",
+    "checked_model",
+    "loaded_dataset",
     "positive",
     "resolve_algorithm",
     "resolve_executor",
@@ -30,6 +35,27 @@ def resolve_workload(workload: str | Workload | Mapping[str, Any]) -> Workload:
         f"workload must be a name, a Workload or a mapping of its parts, "
         f"got {type(workload).__name__}. `fedbench list` shows the names."
     )
+
+
+def loaded_dataset(workload: Workload) -> FederatedDataset:
+    """Return what the workload's dataset function returns, if it is a federated data set."""
+    dataset: object = workload.dataset()
+    if not isinstance(dataset, FederatedDataset):
+        raise TypeError(
+            f"the workload's dataset function must return a FederatedDataset, "
+            f"got {type(dataset).__name__}. Make one with fedbench.data.FederatedDataset(...)."
+        )
+    return dataset
+
+
+def checked_model(model: object) -> nn.Module:
+    """Return what the workload's model function returned, if it is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"the workload's model function must return a torch.nn.Module, "
+            f"got {type(model).__name__}. Return the module itself."
+        )
+    return model
 
 
 def resolve_algorithm(algorithm: str | Algorithm | None, workload: Workload) -> Algorithm:

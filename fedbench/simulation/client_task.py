@@ -24,6 +24,7 @@ from fedbench.reproducibility import (
     redirect_global_generators,
     torch_generator,
 )
+from fedbench.simulation.arguments import checked_model
 from fedbench.simulation.enclosure import EnclosureGuard
 from fedbench.training import (
     LOSSES,
@@ -95,7 +96,7 @@ class ClientSide:
 
     def _build(self) -> nn.Module:
         with generator_scope(self.seed, "init-model"):
-            return self.model()
+            return checked_model(self.model())
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from fedbench.executors.nesting import inside_client_task
 from fedbench.reproducibility import level_or_default, pinned, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
+    loaded_dataset,
     positive,
     resolve_algorithm,
     resolve_executor,
@@ -143,7 +144,7 @@ class Simulation:
         self.seed = seed
         self.level = level_or_default(reproducibility)
         self.algorithm = resolve_algorithm(algorithm, self.workload)
-        self.dataset = self.workload.dataset()
+        self.dataset = loaded_dataset(self.workload)
         self.cohort_size = checked_cohort(
             self.workload.cohort_size if cohort_size is None else cohort_size,
             self.dataset.num_clients,

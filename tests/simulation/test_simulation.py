@@ -276,6 +276,18 @@ def test_parts_may_be_given_instead_of_a_workload():
         fedbench.Simulation(3)
 
 
+@pytest.mark.parametrize(
+    ("part", "result", "words"),
+    [
+        ("dataset", None, "dataset function must return a FederatedDataset, got NoneType"),
+        ("model", 5, "model function must return a torch.nn.Module, got int"),
+    ],
+)
+def test_a_part_that_returns_something_else_is_named(part, result, words):
+    with pytest.raises(TypeError, match=f"^the workload's {words}"):
+        fedbench.Simulation(tiny_workload(**{part: lambda seed=0: result}))
+
+
 def test_rounds_must_be_positive():
     with (
         fedbench.Simulation(tiny_workload()) as simulation,
