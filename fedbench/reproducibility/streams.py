@@ -121,19 +121,17 @@ def _checked(name: tuple[Any, ...]) -> tuple[int | str | bytes, ...]:
         raise TypeError(f"seed must be an int, got the text {name[0]!r}. Give a number.")
     checked: list[int | str | bytes] = []
     for position, part in enumerate(name):
-        what = "a part of key" if position else "seed"
+        what, kinds = ("a part of key", "an int or a str") if position else ("seed", "an int")
         if isinstance(part, str):
             checked.append(str.__str__(part))
             continue
         if isinstance(part, (bool, np.bool_)):
-            raise TypeError(
-                f"{what} must be an int or a str, got {part!r}. Use 0 and 1, or a name."
-            )
+            raise TypeError(f"{what} must be {kinds}, got {part!r}. Use 0 or 1 for a number.")
         try:
             number = operator.index(part)
         except TypeError:
             raise TypeError(
-                f"{what} must be an int or a str, got {part!r} of type {type(part).__name__}. "
+                f"{what} must be {kinds}, got {part!r} of type {type(part).__name__}. "
                 "Convert it first."
             ) from None
         is_large = not -_LARGE < number < _LARGE

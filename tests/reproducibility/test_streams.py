@@ -90,9 +90,9 @@ def test_text_of_any_kind_is_a_name():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0.5, "a"), "seed must be an int or a str, got 0.5 of type float"),
+        ((0.5, "a"), "seed must be an int, got 0.5 of type float"),
         (("0", "a"), "seed must be an int, got the text '0'"),
-        ((True, "a"), "seed must be an int or a str, got True"),
+        ((True, "a"), "seed must be an int, got True"),
         ((0, 3), "purpose must be a str, got 3 of type int"),
         ((0, "a", None), "a part of key must be an int or a str, got None"),
         ((0, "a", False), "a part of key must be an int or a str, got False"),
