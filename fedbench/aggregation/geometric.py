@@ -44,7 +44,8 @@ def geometric_median(
     weights :math:`w_k / \max(\nu, \lVert x_k - z \rVert)` [1]_. It starts at the coordinate-wise
     median (weighted if the weights differ), which no minority can pull away, and ends with a step
     s such that :math:`(s / r)^2` is at most `tolerance`, r being the distance of z within which
-    half of the weight lies (at least :math:`\nu`).
+    half of the weight lies (at least `smoothing`). In iteration t = 0, 1, ..., :math:`\nu` is
+    :math:`r / 4^t`, but at least `smoothing`.
 
     Parameters
     ----------
@@ -58,7 +59,8 @@ def geometric_median(
         Positive; the square of a step relative to the distances of the nearer half, which is
         about the relative change of their objective.
     smoothing : float, default 1e-6
-        The least distance that is divided by, :math:`\nu` > 0, in the units of the updates.
+        The last value of :math:`\nu`, the least distance that is divided by; positive, in the
+        units of the updates.
     out : array or mapping of arrays, optional
         As for :func:`median`.
     nonfinite : {"raise", "propagate", "drop"}, default "raise"
@@ -116,15 +118,19 @@ def geometric_median(
     weighted_median(collected, values, buffers)
     estimate, other = buffers, _updates.outputs(collected, None)
     least = math.ldexp(smoothing, _EXPONENT) or math.ulp(0.0)
-    for _ in range(iterations):
+    for iteration in range(iterations):
         handles = rows.of_buffers(estimate)
         lengths = np.array([rows.distance(k, handles, _EXPONENT) for k in range(rows.clients)])
-        divisors = np.maximum(least, lengths)
+        radius = max(least, half_radius(lengths, values))
+        # A start at a client's update would hold the iterates there if the floor were low at once.
+        floor = max(least, radius * 0.25**iteration)
+        divisors = np.maximum(floor, lengths)
         nearest = divisors[values > 0].min()
         rows.mean(values * (nearest / divisors), None, other)
         step = rows.distance_between(rows.of_buffers(other), handles, _EXPONENT)
         estimate, other = other, estimate
-        if step <= math.sqrt(tolerance) * half_radius(divisors, values):
+        small = math.sqrt(tolerance) * radius
+        if step <= small and (floor <= small or floor == least):
             break
     return result(collected, _into(buffers, estimate), out)
 

@@ -43,6 +43,20 @@ def test_the_geometric_median_stays_with_the_honest(
         assert again.tobytes() == result.tobytes()
 
 
+def test_a_median_that_is_a_client_does_not_hold_the_geometric_median() -> None:
+    stack = np.float64([[0, 0], [9, 1], [1, 9], [-4, 0], [0, -4]])
+    np.testing.assert_array_equal(aggregation.median(stack), stack[0])
+    pull = stack[1:] / np.linalg.norm(stack[1:], axis=1)[:, None]
+    weights = np.array([0.05, 1, 1, 1, 0.9])
+    assert np.linalg.norm(weights[1:] @ pull) > weights[0]  # so client 0 is not the minimum
+    result = aggregation.geometric_median(stack, weights)
+    exact = aggregation.geometric_median(stack, weights, tolerance=1e-24, max_iterations=5000)
+    slope = (stack - exact) / np.linalg.norm(stack - exact, axis=1)[:, None]
+    np.testing.assert_allclose(weights @ slope, 0, atol=1e-6)
+    np.testing.assert_allclose(result, exact, atol=0.02)
+    assert np.linalg.norm(exact) > 0.1
+
+
 @pytest.mark.parametrize("value", [1e6, 1e38])
 def test_most_of_the_weight_wins_over_most_of_the_clients(value: float) -> None:
     honest = [torch.full((4,), x, dtype=torch.bfloat16) for x in (1.0, 1.5, 2.0)]
