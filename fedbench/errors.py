@@ -5,7 +5,7 @@ what was expected. Everything else derives from :class:`FedbenchError`::
 
     FedbenchError
     ├── UnknownNameError (ValueError)      a registry key that does not exist
-    ├── MissingExtraError (ImportError)    an optional package that is not installed
+    ├── MissingExtraError (ImportError)    an optional package that is missing or broken
     ├── UnsupportedPlatformError           the platform lacks what was asked for
     ├── OutputError                        a file or folder that cannot be written
     ├── RecordFormatError (ValueError)     a file that is not a report of this release

@@ -12,7 +12,7 @@ import pytest
 
 import fedbench
 from fedbench import errors
-from fedbench.registry import Registry
+from fedbench.registry import Entry, Registry
 
 ROOT = Path(__file__).parents[1]
 FOUND = [
@@ -126,3 +126,24 @@ def test_every_error_class_is_drawn_in_the_tree() -> None:
     for name in errors.__all__:
         assert name in errors.__doc__
         assert issubclass(getattr(errors, name), errors.FedbenchError)
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        ("ImportError('libray.so: undefined symbol.')", "undefined symbol. Install the versions"),
+        ("ModuleNotFoundError(\"No module named 'ray'\", name='ray')", "'ray', which is not inst"),
+    ],
+)
+def test_a_package_of_an_extra_that_cannot_be_imported_says_what_to_do(
+    raised: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_backend.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    table: Registry[object] = Registry(
+        "backend", {"broken": Entry("broken_backend:Backend", "cannot be imported", extra="ray")}
+    )
+    with pytest.raises(errors.MissingExtraError, match=message) as caught:
+        table.load("broken")
+    assert str(caught.value).startswith("backend 'broken' needs the package")
+    assert "'.[ray]'" in str(caught.value)
