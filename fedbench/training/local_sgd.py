@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbench.data import ClientData
 from fedbench.training.losses import Loss
@@ -196,7 +196,7 @@ class SGDStep:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Take the step on the batch ``(x, y)``."""
         parameters, work = self._parameters, self._work
-        value = self._loss.mean(self._module(x), y)
+        value = self._loss.mean(_outputs(self._module, x), y)
         gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
         with torch.no_grad():
             if work.weight_decay:
@@ -220,9 +220,24 @@ class SGDStep:
         return self._momenta
 
 
+def _outputs(module: nn.Module, x: Tensor) -> Tensor:
+    """Return ``module(x)``; say where a batch of one comes from if that is why it fails."""
+    try:
+        outputs: Tensor = module(x)
+    except ValueError as error:
+        if len(x) > 1 or "Expected more than 1 value per channel" not in str(error):
+            raise
+        raise ValueError(
+            "a batch must have at least 2 samples for batch normalisation, got 1: the last batch "
+            "of a client whose number of samples is a multiple of batch_size plus 1. Choose "
+            "another batch_size, drop a sample of that client, or use nn.GroupNorm in the model."
+        ) from error
+    return outputs
+
+
 def batch_gradient(model: WorkerModel, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Return the detached mean loss of a batch and its gradient as a flat vector."""
-    value = loss.mean(model.module(x), y)
+    value = loss.mean(_outputs(model.module, x), y)
     gradients = torch.autograd.grad(value, model.trainable, materialize_grads=True)
     flat = model.layout.zeros()
     torch._foreach_copy_(model.layout.views(flat), list(gradients))

@@ -288,6 +288,18 @@ def test_a_part_that_returns_something_else_is_named(part, result, words):
         fedbench.Simulation(tiny_workload(**{part: lambda seed=0: result}))
 
 
+def test_a_last_batch_of_one_names_batch_normalisation_and_the_client():
+    # Clients have 4, 6, 8, 10, ... samples: batches of three leave one of four and of ten.
+    workload = tiny_workload(batch_norm_model, batch_size=3, cohort_size=6)
+    with (
+        fedbench.Simulation(workload) as simulation,
+        pytest.raises(ClientTaskError, match="client-[03]'") as caught,
+    ):
+        simulation.run_round()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "at least 2 samples for batch normalisation, got 1" in str(caught.value)
+
+
 def test_rounds_must_be_positive():
     with (
         fedbench.Simulation(tiny_workload()) as simulation,
