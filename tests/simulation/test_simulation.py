@@ -293,7 +293,7 @@ def test_a_last_batch_of_one_names_batch_normalisation_and_the_client():
     workload = tiny_workload(batch_norm_model, batch_size=3, cohort_size=6)
     with (
         fedbench.Simulation(workload) as simulation,
-        pytest.raises(ClientTaskError, match="client-[03]'") as caught,
+        pytest.raises(ClientTaskError, match=r"client-[03]'") as caught,
     ):
         simulation.run_round()
     assert isinstance(caught.value.__cause__, ValueError)
