@@ -156,7 +156,8 @@ def _describe_numpy(value: np.ndarray[Any, Any], where: str) -> Buffer:
     return Buffer(array, array, "numpy", name, value.shape, value.size, not plain)
 
 
-def _describe_torch(value: Any, where: str) -> Buffer:
+def check_tensor(value: Any, where: str) -> str:
+    """Return the name of a tensor's dtype; refuse tensors that the kernels cannot read."""
     if value.is_nested or value.layout is not sys.modules["torch"].strided:
         layout = "nested" if value.is_nested else value.layout
         raise TypeError(
@@ -168,6 +169,11 @@ def _describe_torch(value: Any, where: str) -> Buffer:
     name = torch_dtypes().get(value.dtype) or str(value.dtype)
     _require_supported(name, where)
     _require_memory(value, where)
+    return name
+
+
+def _describe_torch(value: Any, where: str) -> Buffer:
+    name = check_tensor(value, where)
     tensor = value
     copied = not tensor.is_contiguous() or tensor.is_neg()
     if copied:

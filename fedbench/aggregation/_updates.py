@@ -13,10 +13,12 @@ from fedbench.aggregation._arrays import (
     FLOATING,
     Buffer,
     announce_writes,
+    check_tensor,
     describe,
     describe_alike,
     empty,
     is_array,
+    is_tensor,
     output_buffer,
     require_apart,
     require_disjoint,
@@ -142,6 +144,8 @@ def collect(updates: Any) -> Updates:
 
 
 def _collect_stack(stack: Any) -> Updates:
+    if is_tensor(stack):
+        check_tensor(stack, "updates")
     if stack.ndim < 2:
         raise ValueError(
             "updates must be a stack of shape [clients, ...], got a single array of shape "

@@ -16,7 +16,9 @@ from fedbench.aggregation._arrays import (
     FLOATING,
     Buffer,
     announce_writes,
+    check_tensor,
     describe,
+    is_tensor,
     require_apart,
 )
 from fedbench.aggregation._entries import Entry, entries_of
@@ -165,6 +167,8 @@ class StreamingMean:
                 f"updates must be a sequence of updates, got {type(updates).__name__}. "
                 "Pass [update_0, update_1, ...], or a single update to add()."
             )
+        if is_tensor(updates):
+            check_tensor(updates, "updates")
         rows = list(updates)
         values = _weights.update_weights(weights, len(rows), "update").tolist()
         if rows:

@@ -73,6 +73,15 @@ def test_tensors_without_memory_are_refused(make) -> None:
         aggregation.quantize(tensor)
 
 
+@pytest.mark.parametrize("make", [freed, shrunk, shrunk_behind_an_offset])
+def test_stacks_without_memory_are_refused(make) -> None:
+    stack = make().view(10, 100)
+    with pytest.raises(TypeError, match="updates must be a tensor whose elements are in memory"):
+        aggregation.mean(stack)
+    with pytest.raises(TypeError, match="updates must be a tensor whose elements are in memory"):
+        aggregation.StreamingMean(torch.ones(100)).add_many(stack)
+
+
 @pytest.mark.parametrize("make", [freed, shrunk, fake])
 def test_outputs_without_memory_are_refused(make) -> None:
     good = torch.ones(1000)
