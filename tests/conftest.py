@@ -9,6 +9,11 @@ import pytest
 
 from fedbench.executors import EXECUTORS, make_executor
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A job that a script starts in the background ignores Ctrl-C, and so would every program that
+    # the tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 WORKERS = {"sequential": None}
 """Workers of the shared executors; two where the backend allows a choice."""
 
