@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: executors, and checks that nothing is left behind."""
 
 import importlib.util
+import signal
 import time
 from pathlib import Path
 
