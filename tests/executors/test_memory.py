@@ -22,7 +22,11 @@ def memory_mb():
     total = 0
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
-        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+        try:
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended, or waits to be reaped: it has no memory
+        for line in text.splitlines():
             if line.startswith("Pss:"):
                 total += int(line.split()[1])
     return total / 1024
