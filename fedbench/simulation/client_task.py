@@ -131,6 +131,19 @@ def _no_generator(purpose: str, *key: int | str) -> None:
     """Level L0: no generator of the client's own, draws come from the global one."""
 
 
+_METRICS = 'a mapping of metrics, for example {"loss": loss}'
+
+
+def _returned(kind: type, what: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method of the algorithm and return its result if it is of the right kind."""
+    value = method(*arguments)
+    if not isinstance(value, kind):
+        name = getattr(method, "__qualname__", repr(method))
+        owner = type(getattr(method, "__self__", None)).__name__
+        raise TypeError(f"{owner}.{name.rpartition('.')[2]} must return {what}, got {value!r}.")
+    return value
+
+
 @dataclass(frozen=True)
 class ClientTask:
     """Runs the train and uplink phases of one client: ``task(broadcast, item) -> result``."""
@@ -174,20 +187,10 @@ class ClientTask:
                 side.around_client(client)
             start = time.perf_counter()
             if item.train:
-                metrics = side.algorithm.train(client, down)
-                if not isinstance(metrics, Mapping):
-                    raise TypeError(
-                        f"{type(side.algorithm).__name__}.train must return a mapping of metrics, "
-                        f'for example {{"loss": loss}}, got {metrics!r}.'
-                    )
+                metrics = _returned(Mapping, _METRICS, side.algorithm.train, client, down)
             trained = time.perf_counter()
             if item.uplink:
-                update = side.algorithm.uplink(client, down)
-                if not isinstance(update, Update):
-                    raise TypeError(
-                        f"{type(side.algorithm).__name__}.uplink must return an Update, "
-                        f"got {update!r}."
-                    )
+                update = _returned(Update, "an Update", side.algorithm.uplink, client, down)
             sent = time.perf_counter()
         if guard is not None:
             guard.check("train and uplink", update.tensors if update else {}, client.state)

@@ -99,9 +99,7 @@ def mapped(
 
 def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> ServerState:
     """Return the server state that follows from the updates of a round."""
-    state: Any = (
-        algorithm.aggregate(server, updates) if len(updates) else algorithm.silent(server)
-    )
+    state: Any = algorithm.aggregate(server, updates) if len(updates) else algorithm.silent(server)
     if not isinstance(state, ServerState):
         phase = "aggregate" if len(updates) else "silent"
         raise TypeError(
