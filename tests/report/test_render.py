@@ -139,7 +139,7 @@ def test_a_close_suffix_is_suggested():
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"fedbench-sim\[parquet\]"):
+    with pytest.raises(MissingExtraError, match=r"'\.\[parquet\]'"):
         format_of("t.parquet")
 
 
