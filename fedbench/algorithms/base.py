@@ -170,11 +170,7 @@ class Algorithm(ABC):
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Return what the client sends: by default the change of its parameters, its buffers."""
-        tensors: dict[str, Any] = {"delta": client.delta(down["model"])}
-        buffers = client.model.buffers()
-        if buffers:
-            tensors["buffers"] = buffers
-        return Update(client.num_samples, tensors)
+        return client.update(delta=client.delta(down["model"]))
 
     @abstractmethod
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:

@@ -142,10 +142,13 @@ class Client:
 
     def model_update(self) -> Update:
         """Return an update with the model's present parameters and buffers."""
-        state = self.model.state()
-        tensors: dict[str, Any] = {"parameters": state.parameters}
-        if state.buffers:
-            tensors["buffers"] = state.buffers
+        return self.update(parameters=self.model.flat.clone())
+
+    def update(self, **tensors: Any) -> Update:
+        """Return an update with these entries and, if the model has any, its present buffers."""
+        buffers = self.model.buffers()
+        if buffers:
+            tensors["buffers"] = buffers
         return Update(self.num_samples, tensors)
 
     def delta(self, start: ModelState) -> Tensor:

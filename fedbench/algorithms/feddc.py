@@ -97,9 +97,7 @@ class FedDC(Algorithm):
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the drift-corrected change and the change of the last update."""
-        buffers = client.model.buffers()
-        tensors = {**client.outgoing, **({"buffers": buffers} if buffers else {})}
-        return Update(client.num_samples, tensors)
+        return client.update(**client.outgoing)
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Move to the mean of the corrected models and renew the mean update."""

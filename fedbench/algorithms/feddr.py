@@ -89,9 +89,7 @@ class FedDR(Algorithm):
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the change of the reflected point."""
-        buffers = client.model.buffers()
-        tensors = {**client.outgoing, **({"buffers": buffers} if buffers else {})}
-        return Update(client.num_samples, tensors)
+        return client.update(**client.outgoing)
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Renew the mean of the reflected points and apply the regulariser's proximal map."""

@@ -97,9 +97,7 @@ class FedPD(Algorithm):
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the client's consensus point."""
-        update = client.model_update()
-        point = client.state["consensus"].clone()
-        return Update(update.num_samples, {**update.tensors, "parameters": point})
+        return client.update(parameters=client.state["consensus"].clone())
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Move to the uniform mean of the consensus points."""

@@ -64,9 +64,7 @@ class FedSplit(Algorithm):
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the change of the client's point."""
-        update = client.model_update()
-        buffers = {k: v for k, v in update.tensors.items() if k == "buffers"}
-        return Update(update.num_samples, {**client.outgoing, **buffers})
+        return client.update(**client.outgoing)
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Move by the population mean of the changes."""
