@@ -168,6 +168,15 @@ class Algorithm(ABC):
     def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
         """Train inside the client task and return the client's metrics."""
 
+    def local_terms(self, down: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what `train` passes to ``client.train`` if it does nothing else.
+
+        That is, if a client runs ``client.train(down["model"], **terms)``, reports the loss, and
+        sends the default uplink. Such clients can be vectorised with the terms ``proximal`` and
+        ``anchor``. None, the default, says that `train` is more than that.
+        """
+        return None
+
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Return what the client sends: by default the change of its parameters, its buffers."""
         return client.update(delta=client.delta(down["model"]))

@@ -39,9 +39,13 @@ class FedAvg(Algorithm):
     def __post_init__(self) -> None:
         check_weighting(self.weighting)
 
+    def local_terms(self, down: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the terms beside the gradient in a local step: none."""
+        return {}
+
     def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
         """Run the local epochs from the received model."""
-        return {"loss": client.train(down["model"])}
+        return {"loss": client.train(down["model"], **self.local_terms(down))}
 
     def reduction(self, server: ServerState) -> Mapping[str, Reduction]:
         """Return the change of the parameters and the buffers."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedbench.algorithms.base import Client, check_number
+from fedbench.algorithms.base import check_number
 from fedbench.algorithms.fedavg import FedAvg
 
 __all__ = ["FedProx"]
@@ -36,7 +36,6 @@ class FedProx(FedAvg):
         super().__post_init__()
         check_number("mu", self.mu, low=0.0)
 
-    def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
-        """Run the local epochs with the proximal term centred at the received model."""
-        start = down["model"]
-        return {"loss": client.train(start, proximal=self.mu, anchor=start.parameters)}
+    def local_terms(self, down: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the proximal term, centred at the received model."""
+        return {"proximal": self.mu, "anchor": down["model"].parameters}

@@ -46,6 +46,8 @@ class LocalWork:
         Momentum of ``torch.optim.SGD``; its buffers start empty at each participation.
     weight_decay : float
         L2 penalty of ``torch.optim.SGD``.
+    nesterov : bool
+        Nesterov's form of the momentum, which must then be greater than 0.
     """
 
     epochs: int = 1
@@ -53,6 +55,7 @@ class LocalWork:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1)):
@@ -63,6 +66,10 @@ class LocalWork:
             value = getattr(self, name)
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
+        if self.nesterov and not self.momentum:
+            raise ValueError(
+                "momentum must be greater than 0 with nesterov, got 0. Set it to 0.9, for example."
+            )
 
     def steps(self, num_samples: int) -> int:
         """Return the number of optimiser steps on a client with `num_samples` samples."""
@@ -213,10 +220,15 @@ class SGDStep:
 
     def _with_momentum(self, gradients: list[Tensor]) -> list[Tensor]:
         if self._momenta is None:
-            self._momenta = gradients
+            # Nesterov's step goes along the gradients too, which must then not be the momenta.
+            nesterov = self._work.nesterov
+            self._momenta = [g.clone() for g in gradients] if nesterov else gradients
         else:
             torch._foreach_mul_(self._momenta, self._work.momentum)
             torch._foreach_add_(self._momenta, gradients)
+        if self._work.nesterov:
+            torch._foreach_add_(gradients, self._momenta, alpha=self._work.momentum)
+            return gradients
         return self._momenta
 
 
