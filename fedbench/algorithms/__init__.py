@@ -87,6 +87,10 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         ),
         "ifca": Entry("fedbench.algorithms.ifca:IFCA", "clusters by loss (Ghosh et al., 2020)"),
         "fpfc": Entry("fedbench.algorithms.fpfc:FPFC", "pairwise fusion (Yu et al., 2022)"),
+        "fedcr": Entry(
+            "fedbench.algorithms.fedcr:FedCR",
+            "a common representation, local heads (Zhang et al., 2023)",
+        ),
     },
 )
 

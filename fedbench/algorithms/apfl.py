@@ -17,8 +17,7 @@ from fedbench.algorithms.base import (
     Client,
     RoundContext,
     RoundPlan,
-    check_count,
-    check_number,
+    hyperparameter,
 )
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.training import ModelState, batch_gradient, shuffled_batches
@@ -52,15 +51,10 @@ class APFL(FedAvg):
 
     stateful: ClassVar[bool] = True
 
-    alpha: float = 0.5
-    tau: int = 1
-    adaptive: bool = False
-    chain_factor: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("alpha", self.alpha, low=0.0, high=1.0)
-        check_count("tau", self.tau)
+    alpha: float = hyperparameter(0.5, low=0.0, high=1.0)
+    tau: int = hyperparameter(1, low=1)
+    adaptive: bool = hyperparameter(False)
+    chain_factor: bool = hyperparameter(True)
 
     def init_client(self, model: ModelState) -> dict[str, Any]:
         """Start both models at the initial one."""

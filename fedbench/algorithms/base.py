@@ -20,12 +20,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
-from fedbench.algorithms.checks import Weighting, check_count, check_number, check_weighting
+from fedbench.algorithms.checks import (
+    WEIGHTINGS,
+    Weighting,
+    check_hyperparameters,
+    hyperparameter,
+)
 from fedbench.algorithms.client import Client, ClientId, Reduction, ServerState, Update, Updates
-from fedbench.training import ModelState
+from fedbench.training import Loss, ModelState, WorkerModel
 
 __all__ = [
+    "WEIGHTINGS",
     "Algorithm",
     "Client",
     "ClientId",
@@ -37,9 +44,7 @@ __all__ = [
     "Update",
     "Updates",
     "Weighting",
-    "check_count",
-    "check_number",
-    "check_weighting",
+    "hyperparameter",
     "model_reduction",
 ]
 
@@ -52,6 +57,8 @@ class ServerSetup:
     ----------
     model : ModelState
         The initial model.
+    architecture : WorkerModel
+        The server's own copy of the model: its modules, and where their parameters lie.
     num_clients : int
         Size of the population.
     generator : callable
@@ -59,6 +66,7 @@ class ServerSetup:
     """
 
     model: ModelState
+    architecture: WorkerModel
     num_clients: int
     generator: Callable[[str], torch.Generator]
 
@@ -135,10 +143,20 @@ class Algorithm(ABC):
     stateful: ClassVar[bool] = False
     """Whether clients keep state between rounds."""
 
+    def __post_init__(self) -> None:
+        check_hyperparameters(self)
+
     @classmethod
     def options(cls) -> tuple[dataclasses.Field[Any], ...]:
         """Return the dataclass fields that are the hyperparameters."""
         return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+    def adapt_model(self, module: nn.Module, loss: Loss) -> nn.Module:
+        """Return the model to train, given the workload's model and loss; by default that model.
+
+        Called once for every worker and for the server, with a new `module` that may be changed.
+        """
+        return module
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Return the server state before the first round."""

@@ -1,46 +1,98 @@
-"""Checks of hyperparameters, shared by the algorithms."""
+"""Hyperparameters: each is declared with its range, which is checked for all algorithms here."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal
 
-__all__ = ["Weighting", "check_count", "check_number", "check_weighting"]
+__all__ = ["WEIGHTINGS", "Weighting", "check_hyperparameters", "hyperparameter"]
 
 Weighting = Literal["samples", "uniform"]
 
+WEIGHTINGS: tuple[Weighting, ...] = ("samples", "uniform")
+"""Weigh each update by its client's number of samples, or all alike."""
 
-def check_weighting(value: str) -> None:
-    """Raise ``ValueError`` unless `value` is a weighting of updates."""
-    if value not in ("samples", "uniform"):
-        raise ValueError(f"weighting must be 'samples' or 'uniform', got {value!r}.")
+_RULE = "fedbench-rule"
 
 
-def check_number(
-    name: str,
-    value: float,
+@dataclass(frozen=True)
+class _Rule:
+    """What a hyperparameter may be. `low` and `high` belong to the range, the others do not."""
+
+    low: float | None
+    above: float | None
+    high: float | None
+    below: float | None
+    choices: tuple[str, ...]
+
+
+def hyperparameter(
+    default: Any,
     *,
     low: float | None = None,
-    high: float | None = None,
     above: float | None = None,
+    high: float | None = None,
     below: float | None = None,
-) -> None:
-    """Raise ``ValueError`` unless `value` is finite and inside the given bounds.
+    choices: Sequence[str] = (),
+) -> Any:
+    """Return a dataclass field for a hyperparameter that is checked when an algorithm is made.
 
-    `low` and `high` belong to the range, `above` and `below` do not.
+    Parameters
+    ----------
+    default : bool, int, float or str
+        Its default; the kind of the default is the kind of value that is accepted.
+    low, high : float, optional
+        Bounds that belong to the range of a number.
+    above, below : float, optional
+        Bounds that do not.
+    choices : sequence of str, optional
+        All values that are accepted.
     """
-    ranges = [
-        (low, ">=", low is None or value >= low),
-        (above, ">", above is None or value > above),
-        (high, "<=", high is None or value <= high),
-        (below, "<", below is None or value < below),
-    ]
-    if not math.isfinite(value) or not all(holds for _, _, holds in ranges):
-        text = " and ".join(f"{sign} {bound:g}" for bound, sign, _ in ranges if bound is not None)
-        raise ValueError(f"{name} must be a finite number {text}, got {value!r}.")
+    rule = _Rule(low, above, high, below, tuple(choices))
+    return dataclasses.field(default=default, metadata={_RULE: rule})
 
 
-def check_count(name: str, value: int) -> None:
-    """Raise ``ValueError`` unless `value` is an integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+def check_hyperparameters(algorithm: Any) -> None:
+    """Raise unless every field that :func:`hyperparameter` declared is in its range.
+
+    Raises
+    ------
+    TypeError
+        If a value is of the wrong kind.
+    ValueError
+        If a value is not in its range.
+    """
+    for field in dataclasses.fields(algorithm):
+        rule: _Rule | None = field.metadata.get(_RULE)
+        if rule is not None:
+            _check(field.name, getattr(algorithm, field.name), field.default, rule)
+
+
+def _check(name: str, value: Any, default: Any, rule: _Rule) -> None:
+    given = f"got {value!r}. The default is {default!r}."
+    if rule.choices:
+        if not isinstance(value, str) or value not in rule.choices:
+            known = ", ".join(map(repr, rule.choices))
+            raise ValueError(f"{name} must be one of {known}, {given}")
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, {given}")
+    else:
+        kind, needed = (int, "an integer") if isinstance(default, int) else (Real, "a number")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{name} must be {needed}, {given}")
+        ranges = [
+            (rule.low, ">=", rule.low is None or value >= rule.low),
+            (rule.above, ">", rule.above is None or value > rule.above),
+            (rule.high, "<=", rule.high is None or value <= rule.high),
+            (rule.below, "<", rule.below is None or value < rule.below),
+        ]
+        if not math.isfinite(value) or not all(holds for _, _, holds in ranges):
+            needs = [f"{sign} {bound:g}" for bound, sign, _ in ranges if bound is not None]
+            if kind is Real:
+                needs.insert(0, "finite")
+            raise ValueError(f"{name} must be {' and '.join(needs)}, {given}")

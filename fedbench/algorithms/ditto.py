@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedbench.algorithms.base import Client, Update, check_number
+from fedbench.algorithms.base import Client, Update, hyperparameter
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.training import ModelState
 
@@ -33,11 +33,7 @@ class Ditto(FedAvg):
 
     stateful: ClassVar[bool] = True
 
-    lam: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("lam", self.lam, low=0.0)
+    lam: float = hyperparameter(0.1, low=0.0)
 
     def init_client(self, model: ModelState) -> dict[str, Any]:
         """Start the personal model at the initial model."""

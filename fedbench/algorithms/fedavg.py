@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbench.algorithms.base import (
+    WEIGHTINGS,
     Algorithm,
     Client,
     Reduction,
     ServerState,
     Updates,
     Weighting,
-    check_weighting,
+    hyperparameter,
     model_reduction,
 )
 
@@ -34,10 +35,7 @@ class FedAvg(Algorithm):
         Weight of a client's update: its number of samples (the paper), or the same for all.
     """
 
-    weighting: Weighting = "samples"
-
-    def __post_init__(self) -> None:
-        check_weighting(self.weighting)
+    weighting: Weighting = hyperparameter("samples", choices=WEIGHTINGS)
 
     def local_terms(self, down: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the terms beside the gradient in a local step: none."""

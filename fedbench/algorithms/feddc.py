@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedbench.algorithms.base import (
+    WEIGHTINGS,
     Algorithm,
     Client,
     RoundPlan,
@@ -19,8 +20,7 @@ from fedbench.algorithms.base import (
     Update,
     Updates,
     Weighting,
-    check_number,
-    check_weighting,
+    hyperparameter,
 )
 from fedbench.training import ModelState
 
@@ -51,15 +51,9 @@ class FedDC(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    alpha: float = 0.1
-    drift: Literal["paper", "scaffold"] = "paper"
-    weighting: Weighting = "samples"
-
-    def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, low=0.0)
-        check_weighting(self.weighting)
-        if self.drift not in ("paper", "scaffold"):
-            raise ValueError(f"drift must be 'paper' or 'scaffold', got {self.drift!r}.")
+    alpha: float = hyperparameter(0.1, low=0.0)
+    drift: Literal["paper", "scaffold"] = hyperparameter("paper", choices=("paper", "scaffold"))
+    weighting: Weighting = hyperparameter("samples", choices=WEIGHTINGS)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero mean update."""

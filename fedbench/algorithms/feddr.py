@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fedbench.algorithms.base import (
     ServerState,
     Update,
     Updates,
-    check_number,
+    hyperparameter,
 )
 from fedbench.training import ModelState
 
@@ -53,18 +53,10 @@ class FedDR(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    eta: float = 1.0
-    alpha: float = 1.95
-    regularizer: Regularizer = "none"
-    strength: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_number("eta", self.eta, above=0.0)
-        check_number("alpha", self.alpha, above=0.0, high=2.0)
-        check_number("strength", self.strength, low=0.0)
-        known = ("none", "l1", "l2", "l2sq")
-        if self.regularizer not in known:
-            raise ValueError(f"regularizer must be one of {known}, got {self.regularizer!r}.")
+    eta: float = hyperparameter(1.0, above=0.0)
+    alpha: float = hyperparameter(1.95, above=0.0, high=2.0)
+    regularizer: Regularizer = hyperparameter("none", choices=get_args(Regularizer))
+    strength: float = hyperparameter(0.0, low=0.0)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start with every point at the initial model."""

@@ -17,7 +17,7 @@ from fedbench.algorithms.base import (
     ServerSetup,
     ServerState,
     Updates,
-    check_number,
+    hyperparameter,
     model_reduction,
 )
 from fedbench.training import ModelState
@@ -44,10 +44,7 @@ class FedDyn(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0.0)
+    alpha: float = hyperparameter(0.1, above=0.0)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero correction."""

@@ -9,12 +9,14 @@ algorithm 2 (arXiv:2003.00295).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedbench.algorithms.base import ServerSetup, ServerState, Updates, check_number
+from fedbench import aggregation
+from fedbench.algorithms.base import ServerSetup, ServerState, Updates, hyperparameter
 from fedbench.algorithms.fedavg import FedAvg
 
 __all__ = ["AdaptiveServer", "FedAdagrad", "FedAdam", "FedAvgM", "FedYogi"]
@@ -39,14 +41,9 @@ class FedAvgM(FedAvg):
         Step along :math:`\beta m + \bar\Delta` instead of :math:`m`.
     """
 
-    momentum: float = 0.9
-    server_lr: float = 1.0
-    nesterov: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("momentum", self.momentum, low=0.0, below=1.0)
-        check_number("server_lr", self.server_lr, above=0.0)
+    momentum: float = hyperparameter(0.9, low=0.0, below=1.0)
+    server_lr: float = hyperparameter(1.0, above=0.0)
+    nesterov: bool = hyperparameter(False)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from zero velocity."""
@@ -54,17 +51,16 @@ class FedAvgM(FedAvg):
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Take the mean update into the velocity and step along it."""
-        mean = updates.mean("delta", self.weighting)
-        velocity = mean
-        step = mean
-        if self.momentum:
-            velocity = self.momentum * server.extra["velocity"] + mean
-            step = self.momentum * velocity + mean if self.nesterov else velocity
-        if self.server_lr != 1.0:
-            step = self.server_lr * step
-        return server.moved(step, updates.mean_buffers(server, self.weighting)).keeping(
-            velocity=velocity
+        moved = _copied(server, updates.mean_buffers(server, self.weighting), "velocity")
+        aggregation.fedavgm_step(
+            moved.model.parameters,
+            updates.mean("delta", self.weighting),
+            moved.extra["velocity"],
+            server_lr=self.server_lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
         )
+        return moved
 
 
 @dataclass(frozen=True)
@@ -81,23 +77,15 @@ class AdaptiveServer(FedAvg):
         Weight of a client's update.
     server_lr : float
         :math:`\eta_s`, greater than 0.
-    beta1, beta2 : float
-        Decay of the first and second moment, in [0, 1].
+    beta1 : float
+        Decay of the first moment, in [0, 1).
     tau : float
         Degree of adaptivity, greater than 0; :math:`v` starts at :math:`\tau^2`.
     """
 
-    server_lr: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("server_lr", self.server_lr, above=0.0)
-        check_number("beta1", self.beta1, low=0.0, below=1.0)
-        check_number("beta2", self.beta2, low=0.0, high=1.0)
-        check_number("tau", self.tau, above=0.0)
+    server_lr: float = hyperparameter(0.1, above=0.0)
+    beta1: float = hyperparameter(0.9, low=0.0, below=1.0)
+    tau: float = hyperparameter(1e-3, above=0.0)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero first moment and a second moment of tau squared."""
@@ -110,54 +98,101 @@ class AdaptiveServer(FedAvg):
         )
 
     @abstractmethod
-    def second_moment(self, previous: Tensor, squared: Tensor) -> Tensor:
-        """Return the new second moment from the previous one and the squared first moment."""
+    def step(self, parameters: Tensor, update: Tensor, first: Tensor, second: Tensor) -> None:
+        """Take one step in place: on the parameters and on both moments."""
 
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Take one step of the server's optimiser along the mean update."""
-        first = updates.mean("delta", self.weighting)
-        if self.beta1:
-            first = self.beta1 * server.extra["first_moment"] + (1.0 - self.beta1) * first
-        second = self.second_moment(server.extra["second_moment"], first * first)
-        step = self.server_lr * first / (second.sqrt() + self.tau)
-        return server.moved(step, updates.mean_buffers(server, self.weighting)).keeping(
-            first_moment=first, second_moment=second
+        buffers = updates.mean_buffers(server, self.weighting)
+        moved = _copied(server, buffers, "first_moment", "second_moment")
+        self.step(
+            moved.model.parameters,
+            updates.mean("delta", self.weighting),
+            moved.extra["first_moment"],
+            moved.extra["second_moment"],
         )
+        return moved
 
 
 @dataclass(frozen=True)
 class FedAdagrad(AdaptiveServer):
-    """Adagrad on the server: the second moment adds up squares.
+    r"""Adagrad on the server: :math:`v \leftarrow v + m^2`.
 
-    The hyperparameters are those of :class:`AdaptiveServer`.
+    The hyperparameters are those of :class:`AdaptiveServer`; `beta1` is 0 as in the paper.
     """
 
-    beta1: float = 0.0
+    beta1: float = hyperparameter(0.0, low=0.0, below=1.0)
 
-    def second_moment(self, previous: Tensor, squared: Tensor) -> Tensor:
-        """Return ``v + m^2``."""
-        return previous + squared
+    def step(self, parameters: Tensor, update: Tensor, first: Tensor, second: Tensor) -> None:
+        """Take the step of :func:`fedbench.aggregation.fedadagrad_step`."""
+        aggregation.fedadagrad_step(
+            parameters,
+            update,
+            first,
+            second,
+            server_lr=self.server_lr,
+            beta1=self.beta1,
+            tau=self.tau,
+        )
 
 
 @dataclass(frozen=True)
 class FedYogi(AdaptiveServer):
-    """Yogi on the server: the second moment moves by the sign of its error.
+    r"""Yogi on the server: :math:`v \leftarrow v - (1 - \beta_2)\, m^2\, \mathrm{sign}(v - m^2)`.
 
-    The hyperparameters are those of :class:`AdaptiveServer`.
+    Parameters
+    ----------
+    weighting, server_lr, beta1, tau
+        As in :class:`AdaptiveServer`.
+    beta2 : float
+        Decay of the second moment, in [0, 1].
     """
 
-    def second_moment(self, previous: Tensor, squared: Tensor) -> Tensor:
-        """Return ``v - (1 - beta2) m^2 sign(v - m^2)``."""
-        return previous - (1.0 - self.beta2) * squared * torch.sign(previous - squared)
+    beta2: float = hyperparameter(0.99, low=0.0, high=1.0)
+
+    def step(self, parameters: Tensor, update: Tensor, first: Tensor, second: Tensor) -> None:
+        """Take the step of :func:`fedbench.aggregation.fedyogi_step`."""
+        aggregation.fedyogi_step(
+            parameters,
+            update,
+            first,
+            second,
+            server_lr=self.server_lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            tau=self.tau,
+        )
 
 
 @dataclass(frozen=True)
 class FedAdam(AdaptiveServer):
-    """Adam on the server: the second moment is an exponential mean of squares.
+    r"""Adam on the server: :math:`v \leftarrow \beta_2 v + (1 - \beta_2)\, m^2`.
 
-    The hyperparameters are those of :class:`AdaptiveServer`.
+    Parameters
+    ----------
+    weighting, server_lr, beta1, tau
+        As in :class:`AdaptiveServer`.
+    beta2 : float
+        Decay of the second moment, in [0, 1].
     """
 
-    def second_moment(self, previous: Tensor, squared: Tensor) -> Tensor:
-        """Return ``beta2 v + (1 - beta2) m^2``."""
-        return self.beta2 * previous + (1.0 - self.beta2) * squared
+    beta2: float = hyperparameter(0.99, low=0.0, high=1.0)
+
+    def step(self, parameters: Tensor, update: Tensor, first: Tensor, second: Tensor) -> None:
+        """Take the step of :func:`fedbench.aggregation.fedadam_step`."""
+        aggregation.fedadam_step(
+            parameters,
+            update,
+            first,
+            second,
+            server_lr=self.server_lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            tau=self.tau,
+        )
+
+
+def _copied(server: ServerState, buffers: Mapping[str, Tensor], *names: str) -> ServerState:
+    """Return the state with `buffers` and with copies, to be written to, of what a step changes."""
+    copies = {name: server.extra[name].clone() for name in names}
+    return server.at(server.model.parameters.clone(), buffers).keeping(**copies)

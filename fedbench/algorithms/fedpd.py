@@ -20,7 +20,7 @@ from fedbench.algorithms.base import (
     ServerState,
     Update,
     Updates,
-    check_number,
+    hyperparameter,
 )
 from fedbench.training import ModelState
 
@@ -49,12 +49,8 @@ class FedPD(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    eta: float = 1.0
-    skip: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_number("eta", self.eta, above=0.0)
-        check_number("skip", self.skip, low=0.0, below=1.0)
+    eta: float = hyperparameter(1.0, above=0.0)
+    skip: float = hyperparameter(0.0, low=0.0, below=1.0)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start with the clients already holding the model."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedbench.algorithms.base import check_number
+from fedbench.algorithms.base import hyperparameter
 from fedbench.algorithms.fedavg import FedAvg
 
 __all__ = ["FedProx"]
@@ -30,11 +30,7 @@ class FedProx(FedAvg):
         Strength of the pull, at least 0.
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("mu", self.mu, low=0.0)
+    mu: float = hyperparameter(0.01, low=0.0)
 
     def local_terms(self, down: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the proximal term, centred at the received model."""

@@ -15,7 +15,7 @@ from fedbench.algorithms.base import (
     ServerState,
     Update,
     Updates,
-    check_number,
+    hyperparameter,
 )
 from fedbench.training import ModelState
 
@@ -39,10 +39,7 @@ class FedSplit(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    s: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("s", self.s, above=0.0)
+    s: float = hyperparameter(1.0, above=0.0)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start at the initial model."""

@@ -20,7 +20,7 @@ from fedbench.algorithms.base import (
     ServerState,
     Update,
     Updates,
-    check_number,
+    hyperparameter,
 )
 from fedbench.training import ModelState
 
@@ -51,15 +51,13 @@ class FPFC(Algorithm):
 
     stateful: ClassVar[bool] = False
 
-    rho: float = 1.0
-    lam: float = 1.0
-    a: float = 3.7
-    xi: float = 1e-4
+    rho: float = hyperparameter(1.0, above=0.0)
+    lam: float = hyperparameter(1.0, low=0.0)
+    a: float = hyperparameter(3.7, above=1.0)
+    xi: float = hyperparameter(1e-4, above=0.0)
 
     def __post_init__(self) -> None:
-        check_number("rho", self.rho, above=0.0)
-        check_number("lam", self.lam, low=0.0)
-        check_number("xi", self.xi, above=0.0)
+        super().__post_init__()
         if not (self.a - 1.0) * self.rho > 1.0:
             raise ValueError(
                 f"a must satisfy (a - 1) * rho > 1, got a={self.a!r} and rho={self.rho!r}. "

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedbench.algorithms.base import (
+    WEIGHTINGS,
     Algorithm,
     Client,
     RoundPlan,
@@ -19,9 +20,7 @@ from fedbench.algorithms.base import (
     Update,
     Updates,
     Weighting,
-    check_count,
-    check_number,
-    check_weighting,
+    hyperparameter,
 )
 from fedbench.training import ModelState, evaluate_batches
 
@@ -50,14 +49,9 @@ class IFCA(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    clusters: int = 2
-    spread: float = 0.1
-    weighting: Weighting = "samples"
-
-    def __post_init__(self) -> None:
-        check_count("clusters", self.clusters)
-        check_number("spread", self.spread, low=0.0)
-        check_weighting(self.weighting)
+    clusters: int = hyperparameter(2, low=1)
+    spread: float = hyperparameter(0.1, low=0.0)
+    weighting: Weighting = hyperparameter("samples", choices=WEIGHTINGS)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Make the centres: the initial model, and perturbed copies of it."""

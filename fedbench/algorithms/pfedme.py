@@ -20,8 +20,7 @@ from fedbench.algorithms.base import (
     Client,
     ServerState,
     Updates,
-    check_count,
-    check_number,
+    hyperparameter,
 )
 from fedbench.training import ModelState, SGDStep, shuffled_batches
 
@@ -51,18 +50,11 @@ class EnvelopeAlgorithm(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    lam: float = 15.0
-    outer_lr: float = 0.01
-    inner_steps: int = 5
-    outer_steps: int = 20
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("lam", self.lam, low=0.0)
-        check_number("outer_lr", self.outer_lr, above=0.0)
-        check_count("inner_steps", self.inner_steps)
-        check_count("outer_steps", self.outer_steps)
-        check_number("beta", self.beta, low=0.0, high=1.0)
+    lam: float = hyperparameter(15.0, low=0.0)
+    outer_lr: float = hyperparameter(0.01, above=0.0)
+    inner_steps: int = hyperparameter(5, low=1)
+    outer_steps: int = hyperparameter(20, low=1)
+    beta: float = hyperparameter(1.0, low=0.0, high=1.0)
 
     @abstractmethod
     def inner(self, client: Client, local: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -146,16 +138,10 @@ class PFedMac(EnvelopeAlgorithm):
         Width of the smooth part of the norm, greater than 0.
     """
 
-    lam: float = 0.1
-    sparsity: float = 0.0
-    local_sparsity: float = 0.0
-    rho: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("sparsity", self.sparsity, low=0.0)
-        check_number("local_sparsity", self.local_sparsity, low=0.0)
-        check_number("rho", self.rho, above=0.0)
+    lam: float = hyperparameter(0.1, low=0.0)
+    sparsity: float = hyperparameter(0.0, low=0.0)
+    local_sparsity: float = hyperparameter(0.0, low=0.0)
+    rho: float = hyperparameter(0.1, above=0.0)
 
     def inner(self, client: Client, local: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Descend on the loss with the inner product and the smooth l1 norm."""

@@ -21,7 +21,7 @@ from fedbench.algorithms.base import (
     ServerState,
     Update,
     Updates,
-    check_number,
+    hyperparameter,
 )
 from fedbench.training import ModelState
 
@@ -48,10 +48,7 @@ class ProxSkip(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_number("p", self.p, above=0.0, high=1.0)
+    p: float = hyperparameter(0.5, above=0.0, high=1.0)
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start with the clients already holding the model."""

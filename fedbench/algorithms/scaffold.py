@@ -20,7 +20,7 @@ from fedbench.algorithms.base import (
     ServerState,
     Update,
     Updates,
-    check_number,
+    hyperparameter,
     model_reduction,
 )
 from fedbench.training import ModelState, full_gradient
@@ -48,13 +48,8 @@ class Scaffold(Algorithm):
 
     stateful: ClassVar[bool] = True
 
-    server_lr: float = 1.0
-    option: Literal["I", "II"] = "II"
-
-    def __post_init__(self) -> None:
-        check_number("server_lr", self.server_lr, above=0.0)
-        if self.option not in ("I", "II"):
-            raise ValueError(f"option must be 'I' or 'II', got {self.option!r}.")
+    server_lr: float = hyperparameter(1.0, above=0.0)
+    option: Literal["I", "II"] = hyperparameter("II", choices=("I", "II"))
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Start from a zero server variate."""

@@ -96,7 +96,8 @@ class ClientSide:
 
     def _build(self) -> nn.Module:
         with generator_scope(self.seed, "init-model"):
-            return checked_model(self.model())
+            module = checked_model(self.model())
+            return self.algorithm.adapt_model(module, self.loss)
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,7 @@ class Simulation:
         self._server: ServerState = self.algorithm.init_server(
             ServerSetup(
                 model=self._model.state(),
+                architecture=self._model,
                 num_clients=self.dataset.num_clients,
                 generator=functools.partial(torch_generator, seed),
             )
