@@ -62,6 +62,9 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
+    def __repr__(self) -> str:
+        return f"<Registry of {self.kind}: {', '.join(self._entries)}>"
+
     def names(self) -> tuple[str, ...]:
         """Return the names in table order."""
         return tuple(self._entries)

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 import click
 
-from fedbench.errors import FedbenchError, OutputError
+from fedbench.errors import ClientTaskError, FedbenchError, OutputError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -184,6 +184,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _complain("fedbench", "interrupted.", EXIT_INTERRUPTED)
     except OutputError as error:
         return _complain("fedbench", str(error), EXIT_USAGE)
+    except ClientTaskError as error:
+        from fedbench.cli.failures import where
+
+        return _complain("fedbench", f"{error}{where(error)}", EXIT_FAILURE)
     except FedbenchError as error:
         return _complain("fedbench", str(error), EXIT_FAILURE)
     except OSError as error:

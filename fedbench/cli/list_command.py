@@ -18,6 +18,8 @@ TABLES = {
     "datasets": "fedbench.data:DATASETS",
     "partitioners": "fedbench.data:PARTITIONERS",
     "models": "fedbench.models:MODELS",
+    "losses": "fedbench.training:LOSSES",
+    "rules": "fedbench.aggregation.rules:RULES",
 }
 """Title to registry."""
 
@@ -33,8 +35,8 @@ Examples:
 def list_names(tables: tuple[str, ...]) -> None:
     """List the names that the other commands take, each with one line.
 
-    TABLE is one of workloads, algorithms, backends, datasets, partitioners, models; all by
-    default.
+    TABLE is one of workloads, algorithms, backends, datasets, partitioners, models, losses,
+    rules (of robust aggregation); all by default.
     """
     for title in tables:
         if title not in TABLES:

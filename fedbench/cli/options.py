@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +67,10 @@ def terminal_width() -> int:
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[Progress], None] | None]:
-    """Give a listener that draws a bar on stderr, None where stderr is not a terminal."""
+def progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """Give a listener that draws a bar on stderr, or prints lines where that is no terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield _ProgressLines()
         return
     from tqdm import tqdm
 
@@ -78,6 +79,21 @@ def progress_bar() -> Iterator[Callable[[Progress], None] | None]:
 
 
 _BAR = "{percentage:3.0f}%|{bar:10}| {elapsed}<{remaining} {desc}"
+
+
+class _ProgressLines:
+    """A line for every row that starts and every round of all rows, for logs."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._block = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.block == self._block:
+            return
+        self._block = progress.block
+        share = progress.done / max(progress.total, 1)
+        click.echo(f"{time.monotonic() - self._begin:5.0f} s {share:4.0%}  {self._block}", err=True)
 
 
 def _draw(bar: Any, progress: Progress) -> None:

@@ -240,6 +240,6 @@ def _verify_with_progress(workload: str, options: dict[str, Any]) -> Verificatio
 def _table(result: Verification) -> str:
     frame = result.to_frame()[["backend", "workers", "delays", "compared", "identical"]]
     frame["identical"] = ["yes" if same else "NO" for same in frame["identical"]]
-    return f"reference {result.reference}, {result.rounds} rounds\n" + frame.to_string(
-        index=False, na_rep="-"
-    )
+    plural = "s" if result.rounds != 1 else ""
+    head = f"reference {result.reference}, {result.rounds} round{plural}"
+    return f"{head}\n{frame.to_string(index=False, na_rep='-')}"

@@ -25,13 +25,33 @@ class Row:
         The row's own figures.
     baseline : Measurement or None
         `sequential` with one intra-op thread on the same job in the same run, if it ran.
-    promises_equal_bits : bool
-        Whether the final state has to be bitwise that of the baseline.
+    report : Report
+        The run that both belong to.
     """
 
     measurement: Measurement
     baseline: Measurement | None
-    promises_equal_bits: bool
+    report: Report
+
+    @property
+    def cores(self) -> int:
+        """Cores that the row can keep busy."""
+        configuration = self.measurement.configuration
+        return configuration.workers * configuration.intraop_threads
+
+    @property
+    def no_promise(self) -> str:
+        """Why the final state need not be bitwise the baseline's; empty where it has to be."""
+        if self.report.reproducibility != "L1":
+            return f"clients draw from the process's generators under {self.report.reproducibility}"
+        if self.measurement.configuration.intraop_threads != 1:
+            return "other intra-op thread counts round differently"
+        return ""
+
+    @property
+    def promises_equal_bits(self) -> bool:
+        """Whether the final state has to be bitwise that of the baseline."""
+        return not self.no_promise
 
     @property
     def identical(self) -> bool | None:
@@ -52,6 +72,15 @@ class Row:
         theirs = [sample.round_s for sample in self.baseline.rounds]
         return statistics.paired_ratios(theirs, self.round_seconds())
 
+    def efficiencies(self) -> list[float]:
+        """Return ideal time / own time of each pair of rounds; above 1 is better than possible."""
+        if self.baseline is None:
+            return []
+        # Against the baseline's task time: a task's own time grows when workers hinder each other,
+        # which would hide the loss that this figure is to show.
+        ideal = [sample.task_s / self.cores for sample in self.baseline.rounds]
+        return statistics.paired_ratios(ideal, self.round_seconds())
+
     def round_seconds(self) -> list[float]:
         """Return the wall seconds of the timed rounds."""
         return [sample.round_s for sample in self.measurement.rounds]
@@ -63,9 +92,7 @@ def rows(report: Report) -> list[Row]:
         Row(
             measurement=measurement,
             baseline=report.baseline(measurement.configuration),
-            promises_equal_bits=(
-                report.reproducibility == "L1" and measurement.configuration.intraop_threads == 1
-            ),
+            report=report,
         )
         for measurement in report.measurements
     ]
@@ -108,6 +135,12 @@ class Column:
     rank: int | None = None
     label: str = ""
 
+    def show(self, row: Row) -> str:
+        """Return the cell of `row` as people read it; a difference nobody ruled out is starred."""
+        text = self.format(self.compute(row))
+        starred = self.name == "identical" and row.identical is False and row.no_promise
+        return f"{text}*" if starred else text
+
     def format(self, value: Any) -> str:
         """Return `value` as people read it; files keep the full precision instead."""
         if value is None or value != value:
@@ -149,16 +182,6 @@ def _speedup_bound(position: int) -> Callable[[Row], Value]:
     return compute
 
 
-def _efficiency(row: Row) -> Value:
-    # Against the baseline's task time: a task's own time grows when workers hinder each other,
-    # which would hide the loss that this figure is to show.
-    if row.baseline is None:
-        return None
-    workers = row.measurement.configuration.workers
-    ideal = [sample.task_s / workers for sample in row.baseline.rounds]
-    return statistics.median(statistics.paired_ratios(ideal, row.round_seconds()))
-
-
 def _overhead_pct(row: Row) -> Value:
     workers = row.measurement.configuration.workers
     idle = [
@@ -180,6 +203,23 @@ def _mean_of_rounds(pick: Callable[[Sample], float | None], scale: float) -> Cal
     return compute
 
 
+def _setting(name: str) -> Callable[[Row], Value]:
+    def compute(row: Row) -> Value:
+        value: Value = row.report.settings.get(name)
+        return value
+
+    return compute
+
+
+def _version(name: str) -> Callable[[Row], Value]:
+    def compute(row: Row) -> Value:
+        environment = row.report.environment
+        value: Value = environment.get(name) or environment.get("packages", {}).get(name)
+        return value
+
+    return compute
+
+
 def _peak_mem_mb(row: Row) -> Value:
     peak = row.measurement.peak_memory_bytes
     return None if peak is None else peak / 1e6
@@ -196,7 +236,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("workers", "integer", "", "Workers of the executor.",
            lambda row: row.measurement.configuration.workers, rank=2),
     Column("intraop_threads", "integer", "", "Torch's threads inside one operation.",
-           lambda row: row.measurement.configuration.intraop_threads, rank=3, label="threads"),
+           lambda row: row.measurement.configuration.intraop_threads, rank=3, label="intraop"),
     Column("status", "text", "", "'ok', or why the row has no figures.",
            lambda row: row.measurement.status),
     Column("clients", "integer", "", "Registered clients.",
@@ -220,8 +260,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("speedup_high", "number", "", "Upper end of the 95 % bootstrap interval of speedup.",
            _speedup_bound(1), rank=8, label="high"),
     Column("efficiency", "number", "",
-           "Median of the ideal time (baseline's task time / workers) / own time.",
-           _efficiency, rank=9),
+           "Median of ideal / own time; the ideal is the baseline's task time / cores of the row.",
+           lambda row: statistics.median(row.efficiencies()), rank=9),
     Column("train_s", "number", "s", "Median time of local training, summed over the clients.",
            _phase("train"), rank=15),
     Column("broadcast_s", "number", "s", "Median time of planning a round and its broadcast.",
@@ -249,6 +289,13 @@ COLUMNS: tuple[Column, ...] = (
            lambda row: row.measurement.digest),
     Column("identical", "truth", "", "Whether the final state is bitwise the baseline's.",
            lambda row: row.identical, rank=6),
+    Column("seed", "integer", "", "Seed of the simulations.", _setting("seed")),
+    Column("reproducibility", "text", "", "Level of the simulations, L1 or L0.",
+           lambda row: row.report.reproducibility),
+    Column("fedbench_version", "text", "", "Version of fedbench.", _version("fedbench")),
+    Column("torch_version", "text", "", "Version of PyTorch.", _version("torch")),
+    Column("date", "text", "", "When the run began, ISO 8601.",
+           lambda row: row.report.created or None),
 )
 # fmt: on
 """Every column, in the order of the files."""

@@ -52,11 +52,14 @@ class Progress:
         Steps; `total` is an estimate that shrinks when a configuration fails.
     message : str
         What is being done.
+    block : str
+        What this step belongs to, in words: the same for a round of all rows.
     """
 
     done: int
     total: int
     message: str
+    block: str = ""
 
 
 class Contestant(Protocol):
@@ -152,9 +155,9 @@ class _Counter:
     def __init__(self, total: int, listener: Listener | None) -> None:
         self._done, self._total, self._listener = 0, total, listener
 
-    def step(self, message: str) -> None:
+    def step(self, message: str, block: str) -> None:
         if self._listener is not None:
-            self._listener(Progress(self._done, self._total, message))
+            self._listener(Progress(self._done, self._total, message, block))
         self._done += 1
 
     def skip(self, steps: int) -> None:
@@ -187,15 +190,17 @@ class _Entry:
             self.host.close()
 
     def measurement(self, foreign_load: float | None) -> Measurement:
+        facts = dataclasses.asdict(self.facts) if self.facts is not None else {}
         if self.failure is not None:
             return Measurement(
                 self.configuration,
+                **facts,
                 status=str(self.failure) or "failed",
                 details=self.failure.details,
             )
         return Measurement(
             self.configuration,
-            **dataclasses.asdict(self.facts),
+            **facts,
             startup_s=self.startup_s,
             warmup=tuple(self.warmup),
             rounds=tuple(self.rounds),
@@ -231,6 +236,10 @@ def _measure_job(
         return [entry.measurement(foreign_load) for entry in entries]
 
 
+def _job_name(entries: list[_Entry]) -> str:
+    return "/".join(entries[0].configuration.job)
+
+
 def _alive(entries: list[_Entry]) -> list[_Entry]:
     return [entry for entry in entries if entry.failure is None]
 
@@ -240,20 +249,25 @@ def _prepare(entries: list[_Entry], counter: _Counter) -> None:
         with entry.guarded():
             entry.host.begin("prepare")
     for entry in _alive(entries):
-        counter.step(f"{entry.configuration}: loading")
+        counter.step(f"{entry.configuration}: loading", f"{_job_name(entries)}: loading")
         with entry.guarded():
             entry.facts = entry.host.finish("prepare")
+    # They are the same for all rows of a job, those that cannot run included.
+    known = next((entry.facts for entry in entries if entry.facts is not None), None)
+    for entry in entries:
+        entry.facts = known
 
 
 def _warm_up(entries: list[_Entry], settings: Settings, counter: _Counter) -> None:
     for entry in _alive(entries):
         with entry.guarded():
-            counter.step(f"{entry.configuration}: starting")
+            row = f"{entry.configuration}: starting and warming up"
+            counter.step(f"{entry.configuration}: starting", row)
             entry.startup_s = entry.host.call("start", watch_memory=True)
-            counter.step(f"{entry.configuration}: warming up")
+            counter.step(f"{entry.configuration}: warming up", row)
             for _ in range(settings.warmup):
                 entry.warmup.append(entry.host.call("run_round", watch_memory=True))
-            counter.step(f"{entry.configuration}: evaluating")
+            counter.step(f"{entry.configuration}: evaluating", row)
             entry.host.call("evaluate", watch_memory=True)
 
 
@@ -264,8 +278,9 @@ def _timed_rounds(entries: list[_Entry], settings: Settings, counter: _Counter) 
     index = 0
     while alive := _alive(entries):
         shift = index % len(alive)
+        turn = f"round {index + 1} of {settings.rounds or 'auto'}"
         for entry in alive[shift:] + alive[:shift]:
-            counter.step(f"{entry.configuration}: round {index + 1} of {settings.rounds or 'auto'}")
+            counter.step(f"{entry.configuration}: {turn}", f"{_job_name(entries)}: {turn}")
             with entry.guarded():
                 entry.rounds.append(entry.host.call("run_round"))
         index += 1
@@ -339,7 +354,10 @@ class _ForeignLoad:
 
 def _finish(entries: list[_Entry], settings: Settings, counter: _Counter) -> None:
     for entry in _alive(entries):
-        counter.step(f"{entry.configuration}: checking the final state")
+        counter.step(
+            f"{entry.configuration}: checking the final state",
+            f"{_job_name(entries)}: checking the final states",
+        )
         with entry.guarded():
             entry.evaluation = entry.host.call("evaluate", watch_memory=True)
             entry.digest = entry.host.call("digest")

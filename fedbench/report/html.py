@@ -13,7 +13,7 @@ from html import escape
 from fedbench.report import statistics
 from fedbench.report.columns import COLUMNS, Column, Row, rows, significant
 from fedbench.report.records import Report
-from fedbench.report.remarks import notes
+from fedbench.report.remarks import footnotes, notes
 
 __all__ = ["to_html"]
 
@@ -77,6 +77,7 @@ def to_html(report: Report) -> str:
     sections = "".join(
         _job(workload, algorithm, table) for (workload, algorithm), table in jobs.items()
     )
+    sections += "".join(f'<p class="caption">{escape(note)}</p>\n' for note in footnotes(report))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -105,7 +106,7 @@ def _table(table: list[Row]) -> str:
 
 
 def _cell(column: Column, row: Row) -> str:
-    text = column.format(column.compute(row))
+    text = column.show(row)
     if column.name == "digest":
         return f'<td class="text" title="{escape(text)}">{escape(text[:12])}</td>'
     long = " long" if len(text) > 40 else ""
@@ -124,10 +125,10 @@ def _speedups(ran: list[Row]) -> str:
                     [("speedup", middle)],
                     f"{significant(middle)}x",
                     statistics.bootstrap_interval(ratios),
-                    float(row.measurement.configuration.workers),
+                    float(row.cores),
                 )
             )
-    caption = "Dark line: 95 % bootstrap interval. Tick: the ideal, one times per worker."
+    caption = "Dark line: 95 % bootstrap interval. Tick: the ideal, one times per core in use."
     return _chart("Speedup over the baseline", bars, caption, [])
 
 

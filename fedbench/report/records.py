@@ -140,6 +140,10 @@ class Measurement:
     spans: tuple[Span, ...] = ()
     details: str = ""
 
+    def __repr__(self) -> str:
+        what = f"{len(self.rounds)} rounds" if self.ok else self.status
+        return f"<Measurement of {self.configuration}: {what}>"
+
     @property
     def ok(self) -> bool:
         """Whether the configuration ran to its end."""
@@ -166,6 +170,10 @@ class Report:
     settings: Mapping[str, Any]
     environment: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
+
+    def __repr__(self) -> str:
+        jobs = {"/".join(entry.configuration.job) for entry in self.measurements}
+        return f"<Report of {len(self.measurements)} rows on {', '.join(sorted(jobs))}>"
 
     @property
     def reproducibility(self) -> str:

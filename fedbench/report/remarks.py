@@ -6,7 +6,7 @@ from fedbench.report import statistics
 from fedbench.report.columns import rows, significant
 from fedbench.report.records import Report
 
-__all__ = ["notes"]
+__all__ = ["footnotes", "notes"]
 
 _FOREIGN_LOAD = 0.1
 _WIDE_SPREAD = 0.25
@@ -31,9 +31,34 @@ def notes(report: Report) -> list[str]:
         *failed,
         *_tracebacks(report),
         *broken,
+        *_better_than_possible(report),
         *_wide_spread(report),
         *_few_rounds(report),
         *_foreign_load(report),
+    ]
+
+
+def footnotes(report: Report) -> list[str]:
+    """Return what the star beside an `identical` stands for, where there is one."""
+    reasons = [row.no_promise for row in rows(report) if row.identical is False and row.no_promise]
+    return [f"* not promised: {reason}" for reason in dict.fromkeys(reasons)]
+
+
+def _better_than_possible(report: Report) -> list[str]:
+    beyond = []
+    for row in rows(report):
+        efficiency = statistics.median(row.efficiencies()) or 0.0
+        interval = statistics.bootstrap_interval(row.speedups())
+        least = interval[0] / row.cores if interval is not None else 0.0
+        if max(efficiency, least) > 1:
+            beyond.append((max(efficiency, least), str(row.measurement.configuration)))
+    if not beyond:
+        return []
+    ratio, name = max(beyond)
+    return [
+        f"{len(beyond)} of {len(report.measurements)} rows are faster than the ideal, most {name}: "
+        f"{significant(ratio)} times. Something slowed the baseline's rounds more than theirs, as "
+        "a rule other programs: these speedups are too large. Quiet the machine and measure again."
     ]
 
 

@@ -18,7 +18,7 @@ from fedbench.report.columns import COLUMNS, Column, Row, rows
 from fedbench.report.frames import to_frame
 from fedbench.report.html import to_html
 from fedbench.report.records import Report
-from fedbench.report.remarks import notes
+from fedbench.report.remarks import footnotes, notes
 
 __all__ = ["FORMATS", "FRAME_FORMATS", "format_of", "render_text"]
 
@@ -71,13 +71,11 @@ FRAME_FORMATS: dict[str, Callable[[pd.DataFrame], bytes]] = {
 
 def _report_to_markdown(report: Report) -> bytes:
     shown = [column for column in COLUMNS if column.name != "digest"]
-    body = [
-        [_markdown_cell(column.format(column.compute(row))) for column in shown]
-        for row in rows(report)
-    ]
+    body = [[_markdown_cell(column.show(row)) for column in shown] for row in rows(report)]
     text = _markdown_table([column.name for column in shown], body)
-    remarks = "".join(f"- {_markdown_cell(note)}\n" for note in notes(report))
-    return (f"{text}\n{remarks}" if remarks else text).encode("utf-8")
+    stars = [f"\\{_markdown_cell(note)}\n" for note in footnotes(report)]
+    remarks = ["".join(f"- {_markdown_cell(note)}\n" for note in notes(report))]
+    return "\n".join(filter(None, [text, *stars, *remarks])).encode("utf-8")
 
 
 FORMATS: dict[str, Callable[[Report], bytes]] = {
@@ -138,6 +136,9 @@ def render_text(report: Report, width: int = 80) -> str:
     parts = [
         f"{wrap.fill(_heading(table))}\n{_text_table(table, width)}\n" for table in jobs.values()
     ]
+    stars = [wrap.fill(note) for note in footnotes(report)]
+    if stars:
+        parts.append("\n".join(stars) + "\n")
     remarks = [wrap.fill(f"note: {note}") for note in notes(report)]
     if remarks:
         parts.append("\n".join(remarks) + "\n")
@@ -175,10 +176,7 @@ def _text_table(table: list[Row], width: int) -> str:
 
 def _pandas_text(table: list[Row], columns: list[Column]) -> str:
     frame = pd.DataFrame(
-        {
-            column.label or column.name: [column.format(column.compute(row)) for row in table]
-            for column in columns
-        },
+        {column.label or column.name: [column.show(row) for row in table] for column in columns},
         dtype=object,
     )
     return str(frame.to_string(index=False))

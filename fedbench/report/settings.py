@@ -45,7 +45,7 @@ class Preset:
 PRESETS = {
     "smoke": Preset(
         ("digits-logreg",),
-        3,
+        6,
         "one small workload, seconds: does everything run?",
         intraop_row=False,
     ),

@@ -96,12 +96,17 @@ def _walk(left: Any, right: Any, path: str) -> _Found | None:
     elif type(left) is type(right) and left == right:
         return None
     else:
-        return path, f"{left!r} against {right!r}", 1, 1, None
+        return path, f"{_plain(left)!r} against {_plain(right)!r}", 1, 1, None
     for inner, a, b in pairs:
         found = _walk(a, b, inner)
         if found is not None:
             return found
     return None
+
+
+def _plain(value: Any) -> Any:
+    """Return a numpy scalar as the Python number that people expect to read."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_array(value: Any) -> bool:
@@ -139,7 +144,7 @@ def _arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str) 
     if left.dtype.kind != "V":
         first = int(different[0])
         x, y = left.reshape(-1)[first], right.reshape(-1)[first]
-        what += f" (element {first}: {x!r} against {y!r})"
+        what += f" (element {first}: {x!s} against {y!s})"
     return path, what, left.size, len(different), ulps
 
 

@@ -139,7 +139,8 @@ def test_list_names_every_registry_with_its_summaries():
     done = fedbench("list")
     assert done.returncode == 0
     text = done.stdout.decode()
-    for expected in ("digits-logreg", "fedavg", "sequential", "dirichlet", "[extra: data]"):
+    names = ("digits-logreg", "fedavg", "sequential", "dirichlet", "krum", "cross_entropy")
+    for expected in (*names, "[extra: data]"):
         assert expected in text
     assert done.stderr == b""
 

@@ -28,7 +28,8 @@ def measured(monkeypatch):
     def measure(settings, *, on_progress=None):
         asked.append(settings)
         if on_progress is not None:
-            on_progress(Progress(0, 1, "working"))
+            for done, block in enumerate(["loading", "loading", "round 1 of 1"]):
+                on_progress(Progress(done, 4, "working", block))
         settings_dict = dataclasses.asdict(settings)
         return Report(tuple(measure.entries), settings=settings_dict, created="now")
 
@@ -49,7 +50,9 @@ def test_prints_the_table_on_stdout_and_nothing_else(measured, capfd):
     out, err = capfd.readouterr()
     assert out.splitlines()[0].startswith("digits-logreg (fedavg")
     assert out.splitlines()[3].split()[:5] == ["threads", "2", "1", "0.500", "2.00"]
-    assert err == ""  # no progress bar without a terminal
+    # Without a terminal there is no bar, and a line for each block.
+    lines = [line.split(" s ")[1].strip() for line in err.splitlines()]
+    assert lines == ["0%  loading", "50%  round 1 of 1"]
 
 
 def test_options_reach_the_driver(measured):

@@ -10,6 +10,8 @@ MODULE = """
 import dataclasses
 import threading
 
+import torch
+
 from fedbench.algorithms.fedavg import FedAvg
 
 _total = 0.0
@@ -30,6 +32,12 @@ class Leaky(FedAvg):
             _total += 1.0
             client.model.flat[0] += _total
         return metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing(FedAvg):
+    def train(self, client, down):
+        torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.ones(4).long())
 
 
 def loop():
@@ -68,6 +76,20 @@ def test_identical_candidates_give_zero_and_a_table(capsys, tmp_path):
     assert "threads" in printed
     assert "yes" in printed
     assert json.loads(out.read_text())
+
+
+def test_one_round_is_singular(capsys):
+    assert run([*CHEAP, "--workers", "1", "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.startswith("reference sequential, 1 round\n")
+
+
+def test_a_failing_task_is_one_line_with_its_place(capsys, own_module, tmp_path):
+    assert run([*CHEAP, "--workers", "1", "--algorithm", f"{own_module}:Failing"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "ValueError: Expected input batch_size" in error
+    line = next(n for n, text in enumerate(MODULE.splitlines(), 1) if "cross_entropy" in text)
+    assert error.endswith(f" ({tmp_path / own_module}.py:{line}, in train)\n")
 
 
 def test_a_difference_gives_one_and_is_named(capsys, own_module):

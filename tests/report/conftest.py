@@ -42,9 +42,9 @@ def measurement(backend="sequential", totals=(1.0,), *, workload="digits", worke
     return Measurement(**(values | changes))
 
 
-def failure(backend, status, *, workload="digits", workers=2):
+def failure(backend, status, *, workload="digits", workers=2, **facts):
     """Return the measurement of a backend that could not run."""
-    return Measurement(Configuration(workload, "fedavg", backend, workers), status=status)
+    return Measurement(Configuration(workload, "fedavg", backend, workers), status=status, **facts)
 
 
 def report(*measurements, **settings):
@@ -52,7 +52,7 @@ def report(*measurements, **settings):
     return Report(
         tuple(measurements),
         settings={"reproducibility": "L1", "seed": 0} | settings,
-        environment={"cpu": "Test CPU"},
+        environment={"cpu": "Test CPU", "fedbench": "0.1.0", "packages": {"torch": "2.13.0"}},
         created="2024-02-29T12:00:00+00:00",
     )
 

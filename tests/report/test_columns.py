@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedbench.report import COLUMNS, to_frame
+from fedbench.report import COLUMNS, Configuration, Measurement, Report, to_frame
 from fedbench.report.columns import rows, significant
 
 STABLE = [
@@ -37,6 +37,11 @@ STABLE = [
     "max_abs_diff",
     "digest",
     "identical",
+    "seed",
+    "reproducibility",
+    "fedbench_version",
+    "torch_version",
+    "date",
 ]
 
 
@@ -110,6 +115,17 @@ def test_efficiency_is_ideal_time_over_own_time(build):
     assert frame["overhead_pct"].tolist() == pytest.approx([20.0, 25.0])
 
 
+def test_threads_inside_operations_count_towards_the_ideal(build):
+    # 8 s of tasks on two cores are 4 s, whether workers or torch's threads keep them busy.
+    frame = to_frame(
+        build.report(
+            build.measurement(totals=(10.0, 10.0), task_s=8.0),
+            build.measurement(totals=(8.0, 8.0), intraop_threads=2),
+        )
+    )
+    assert frame["efficiency"].tolist() == [0.8, 0.5]
+
+
 def test_zero_times_leave_figures_empty(build):
     frame = to_frame(build.report(build.measurement(totals=(0.0, 0.0))))
     assert frame["round_s"].tolist() == [0.0]
@@ -149,12 +165,30 @@ def test_only_l1_with_the_baselines_threads_promises_equal_bits(build, level, th
     assert table[1].broken_promise is promised
 
 
-def test_failed_rows_keep_their_names_and_nothing_else(build):
-    frame = to_frame(build.report(build.failure("ray", "ray is not installed")))
-    row = frame.iloc[0]
-    assert row["status"] == "ray is not installed"
-    kept = ["workload", "algorithm", "backend", "workers", "intraop_threads", "status", "rounds"]
-    assert row.drop(kept).isna().all()
+def test_failed_rows_keep_what_was_asked_for_and_have_no_figures(build):
+    failed = build.failure("ray", "stopped", clients=100, cohort=10, params=650)
+    row = to_frame(build.report(failed)).iloc[0]
+    assert row["status"] == "stopped"
+    counts = ["clients", "cohort", "params", "workers", "rounds"]
+    assert row[counts].tolist() == [100, 10, 650, 2, 0]
+    figures = [column.name for column in COLUMNS if column.kind in ("number", "truth")]
+    assert row[figures].isna().all()
+    assert row["digest"] is None
+
+
+def test_every_row_says_what_made_it(build):
+    made = build.report(build.measurement(), build.failure("ray", "not installed"), seed=7)
+    frame = to_frame(made)
+    assert frame["seed"].tolist() == [7, 7]
+    assert frame["reproducibility"].tolist() == ["L1", "L1"]
+    assert frame["fedbench_version"].tolist() == ["0.1.0", "0.1.0"]
+    assert frame["torch_version"].tolist() == ["2.13.0", "2.13.0"]
+    assert frame["date"].tolist() == ["2024-02-29T12:00:00+00:00"] * 2
+
+
+def test_a_report_without_an_environment_leaves_the_versions_empty():
+    frame = to_frame(Report((Measurement(Configuration("w", "a", "sequential", 1)),), settings={}))
+    assert frame[["seed", "fedbench_version", "torch_version", "date"]].isna().all(axis=None)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_a_row_that_would_keep_all_others_waiting_is_stopped(race, round_s, stop
     entry = report.measurements[1]
     assert entry.ok is not stopped
     assert log.count(("threads", "run_round")) == (2 if stopped else 4)
+    assert (entry.clients, entry.cohort, entry.params) == (100, 10, 650)
     if stopped:
         assert entry.status == "stopped: round 1 took 30.5 s, 30 times the baseline's"
 
@@ -149,6 +150,7 @@ def test_a_failing_backend_is_a_row_and_the_others_stand(race, backend, step):
     assert failed[0].status == f"{step} failed"
     assert failed[0].details == "the traceback"
     assert failed[0].rounds == ()
+    assert (failed[0].clients, failed[0].cohort, failed[0].params) == (100, 10, 650)
     assert all(len(entry.rounds) == 3 for entry in report.measurements if entry.ok)
     position = [i for i, entry in enumerate(log) if entry == (backend, step)]
     assert (backend, "run_round") not in log[position[-1] + 1 :]
@@ -196,6 +198,22 @@ def test_progress_counts_up_to_its_total(race):
     race(progress=seen.append)
     assert [progress.done for progress in seen] == list(range(len(seen)))
     assert {progress.total for progress in seen} == {len(seen)}
+
+
+def test_progress_comes_in_blocks_of_all_rows(race):
+    seen = []
+    race(progress=seen.append)
+    blocks = list(dict.fromkeys(progress.block for progress in seen))
+    job = "digits-logreg/fedavg"
+    assert blocks == [
+        f"{job}: loading",
+        f"{job}/sequential (1 worker): starting and warming up",
+        f"{job}/threads (2 workers): starting and warming up",
+        f"{job}/processes (2 workers): starting and warming up",
+        *(f"{job}: round {turn} of 3" for turn in (1, 2, 3)),
+        f"{job}: checking the final states",
+    ]
+    assert [progress.block for progress in seen].count(f"{job}: round 2 of 3") == 3
 
 
 def test_a_workload_whose_extra_is_missing_is_a_row_for_every_backend(race, monkeypatch):

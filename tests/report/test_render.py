@@ -1,4 +1,5 @@
 import csv
+import html
 import io
 
 import pandas as pd
@@ -103,6 +104,38 @@ def test_a_broken_promise_is_called_out(build):
     assert note.startswith("digits/fedavg/threads (1 worker)")
     assert "1.50e-08" in note
     assert render_text(report).splitlines()[3].endswith(" no")
+    assert "not promised" not in render_text(report)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "reason"),
+    [
+        ({"intraop_threads": 2}, {}, "other intra-op thread counts round differently"),
+        ({}, {"reproducibility": "L0"}, "clients draw from the process's generators under L0"),
+    ],
+)
+def test_a_difference_that_nobody_ruled_out_is_starred(build, row, settings, reason):
+    other = build.measurement(digest="cd" * 32, max_abs_diff=1.5e-8, **row)
+    made = build.report(build.measurement(), other, **settings)
+    lines = render_text(made).splitlines()
+    assert lines[2].endswith(" yes")
+    assert lines[3].endswith(" no*")
+    assert f"* not promised: {reason}" in lines
+    markdown = FORMATS[".md"](made).decode()
+    assert "| no* |" in markdown
+    assert f"\n\\* not promised: {reason}\n" in markdown
+    assert f"* not promised: {reason}" in html.unescape(FORMATS[".html"](made).decode())
+    assert to_frame(made)["identical"].tolist() == [True, False]
+
+
+def test_a_row_that_is_faster_than_the_ideal_says_why_not_to_believe_it(build):
+    slowed = build.measurement(totals=(4.0,) * 6)
+    made = build.report(slowed, build.measurement("threads", (1.5,) * 6, workers=2))
+    (note,) = notes(made)
+    assert note.startswith("1 of 2 rows are faster than the ideal, most digits/fedavg/threads")
+    assert "1.33 times" in note  # speedup 2.67 on two workers
+    honest = build.report(slowed, build.measurement("threads", (2.1,) * 6, workers=2))
+    assert notes(honest) == []
 
 
 def test_wide_spread_few_rounds_and_foreign_load_are_noted(build):

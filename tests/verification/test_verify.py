@@ -45,6 +45,13 @@ def test_a_difference_is_counted_in_elements_and_ulps():
     )
 
 
+def test_values_are_shown_as_plain_numbers():
+    left, right = np.array([1.0, 0.1], np.float32), np.array([1.0, 0.2], np.float32)
+    assert difference(left, right).what.endswith("(element 1: 0.1 against 0.2)")
+    assert "(element 0: 7 against 8)" in difference(torch.tensor([7]), torch.tensor([8])).what
+    assert difference(np.int64(3), np.int64(4)).what == "3 against 4"
+
+
 def test_signed_zeros_differ_by_a_bit_and_no_ulp():
     found = difference(torch.tensor([0.0]), torch.tensor([-0.0]))
     assert found.num_different == 1
