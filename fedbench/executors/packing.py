@@ -26,7 +26,7 @@ from fedbench.executors.guard import kept_strides
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure
 
-__all__ = ["RemoteError", "pack", "portable_failure", "sending", "unpack"]
+__all__ = ["Packer", "RemoteError", "pack", "portable_failure", "sending", "unpack"]
 
 ResidentReducer = Callable[[Resident[Any]], tuple[Any, ...]]
 
@@ -59,7 +59,7 @@ def pack(
     """
     buffers: list[memoryview] = []
     with io.BytesIO() as stream:
-        packer = _Packer(stream, buffers, reduce_resident)
+        packer = Packer(stream, buffers, reduce_resident)
         packer.dump(value)
         return stream.getvalue(), buffers
 
@@ -89,7 +89,7 @@ def sending(what: str) -> Iterator[None]:
         ) from error
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle with the memory of tensors out of band."""
 
     def __init__(
