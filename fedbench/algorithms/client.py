@@ -124,13 +124,16 @@ class Client:
         """Number of optimiser steps of a call to `train`."""
         return self.work.steps(self.num_samples)
 
-    def train(self, start: ModelState, *, stream: str = "shuffle", **terms: Any) -> float:
+    def train(
+        self, start: ModelState, *, stream: str = "shuffle", own: str = "shared", **terms: Any
+    ) -> float:
         """Load `start`, run the local epochs from it and return the mean training loss.
 
-        `stream` names the random stream that orders the samples; `terms` are the keyword
-        arguments of :func:`fedbench.training.local_sgd`.
+        `stream` names the random stream that orders the samples, `own` the entries that stay on
+        the client (:meth:`fedbench.training.WorkerModel.load`); `terms` are the keyword arguments
+        of :func:`fedbench.training.local_sgd`.
         """
-        self.model.load(start)
+        self.model.load(start, own)
         return local_sgd(
             self.model,
             self.data,
@@ -145,8 +148,8 @@ class Client:
         return self.update(parameters=self.model.flat.clone())
 
     def update(self, **tensors: Any) -> Update:
-        """Return an update with these entries and, if the model has any, its present buffers."""
-        buffers = self.model.buffers()
+        """Return an update with these entries and the present buffers that a client sends."""
+        buffers = self.model.sent_buffers()
         if buffers:
             tensors["buffers"] = buffers
         return Update(self.num_samples, tensors)
@@ -187,11 +190,16 @@ class Updates:
         Identity of each sender.
     updates : sequence of Update
         One for each sender.
+    integers : {"max", "server", "sum"}
+        What :meth:`mean_buffers` does with integer and bool entries.
     """
 
-    def __init__(self, clients: Sequence[ClientId], updates: Sequence[Update]) -> None:
+    def __init__(
+        self, clients: Sequence[ClientId], updates: Sequence[Update], *, integers: str = "max"
+    ) -> None:
         self.clients = tuple(clients)
         self._updates = tuple(updates)
+        self.integers = integers
 
     def __len__(self) -> int:
         return len(self._updates)
@@ -202,7 +210,12 @@ class Updates:
     def where(self, name: str, value: object) -> Updates:
         """Return the updates whose entry `name` is `value`, in the same order."""
         kept = [(client, update) for client, update in self if update.tensors[name] == value]
-        return Updates([client for client, _ in kept], [update for _, update in kept])
+        clients, updates = [client for client, _ in kept], [update for _, update in kept]
+        return Updates(clients, updates, integers=self.integers)
+
+    def carries(self, name: str) -> bool:
+        """Return whether the updates have the entry `name`."""
+        return any(name in update.tensors for update in self._updates)
 
     def mean(
         self, name: str, weighting: Weighting = "samples", *, total_weight: float | None = None
@@ -226,16 +239,23 @@ class Updates:
         """
         weights = [float(u.num_samples) for u in self._updates] if weighting == "samples" else None
         values = [u.tensors[name] for u in self._updates]
-        return aggregation.mean(values, weights, total_weight=total_weight)
+        integers = "sum" if self.integers == "sum" else "max"
+        return aggregation.mean(values, weights, total_weight=total_weight, integers=integers)
 
     def mean_buffers(
         self, server: ServerState, weighting: Weighting = "samples"
     ) -> dict[str, Tensor]:
-        """Return the mean of the buffers over the updates, empty if the model has none.
+        """Return the mean of the buffers over the updates, empty if clients send none.
 
-        Floating entries are averaged, integer ones (``num_batches_tracked``) take the maximum.
+        Floating entries are averaged. Integer ones (``num_batches_tracked``) take the maximum, or
+        with ``integers="sum"`` the server's value plus the increments of all clients.
         """
-        if not server.model.buffers:
+        if not self.carries("buffers"):
             return {}
         mean: dict[str, Tensor] = self.mean("buffers", weighting)
+        if self.integers == "sum":
+            for name, total in mean.items():
+                if not total.is_floating_point() and total.dtype != torch.bool:
+                    # Every client counted on from the server's value.
+                    mean[name] = total - (len(self) - 1) * server.model.buffers[name]
         return mean

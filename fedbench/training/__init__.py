@@ -1,6 +1,8 @@
 """Local work of a client: one model per worker, flat parameters, batches by index."""
 
+from fedbench.training.components import described, made
 from fedbench.training.evaluation import EvaluationSums, evaluate_batches
+from fedbench.training.exchange import Exchange, Roles
 from fedbench.training.local_sgd import (
     LocalWork,
     SGDStep,
@@ -10,22 +12,50 @@ from fedbench.training.local_sgd import (
     shuffled_batches,
 )
 from fedbench.training.losses import LOSSES, Loss
+from fedbench.training.optimizers import OPTIMIZERS, MakeOptimizer, resolve_optimizer
+from fedbench.training.own_training import OwnTraining, run_own_training
 from fedbench.training.parameters import ParameterLayout
-from fedbench.training.worker_model import ModelState, WorkerModel, worker_model
+from fedbench.training.schedules import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    Exponential,
+    Schedule,
+    Step,
+    scheduled_lr,
+)
+from fedbench.training.worker_model import ModelState, OwnEntries, WorkerModel, worker_model
 
 __all__ = [
     "LOSSES",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "Constant",
+    "Cosine",
     "EvaluationSums",
+    "Exchange",
+    "Exponential",
     "LocalWork",
     "Loss",
+    "MakeOptimizer",
     "ModelState",
+    "OwnEntries",
+    "OwnTraining",
     "ParameterLayout",
+    "Roles",
     "SGDStep",
+    "Schedule",
+    "Step",
     "WorkerModel",
     "batch_gradient",
+    "described",
     "evaluate_batches",
     "full_gradient",
     "local_sgd",
+    "made",
+    "resolve_optimizer",
+    "run_own_training",
+    "scheduled_lr",
     "shuffled_batches",
     "worker_model",
 ]

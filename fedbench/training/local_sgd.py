@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from fedbench.data import ClientData
 from fedbench.training.losses import Loss
+from fedbench.training.optimizers import MakeOptimizer
+from fedbench.training.own_training import OwnTraining, run_own_training
 from fedbench.training.parameters import ALIGNMENT
 from fedbench.training.worker_model import WorkerModel
 
@@ -48,6 +50,17 @@ class LocalWork:
         L2 penalty of ``torch.optim.SGD``.
     nesterov : bool
         Nesterov's form of the momentum, which must then be greater than 0.
+    clip_norm : float, optional
+        Scale the gradient of the loss down to this norm where it is longer, as
+        ``torch.nn.utils.clip_grad_norm_`` does.
+    clip_value : float, optional
+        Clamp each entry of the gradient of the loss to this magnitude, after `clip_norm`.
+    optimizer : callable, optional
+        ``(parameters, lr) -> torch.optim.Optimizer`` that takes the steps instead of SGD; made
+        anew for each participation.
+    train : callable, optional
+        ``(model, data, rng) -> loss``, in the place of all of the above; see
+        :func:`run_own_training`.
     """
 
     epochs: int = 1
@@ -56,6 +69,10 @@ class LocalWork:
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    optimizer: MakeOptimizer | None = None
+    train: OwnTraining | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1)):
@@ -69,6 +86,24 @@ class LocalWork:
         if self.nesterov and not self.momentum:
             raise ValueError(
                 "momentum must be greater than 0 with nesterov, got 0. Set it to 0.9, for example."
+            )
+        for name in ("clip_norm", "clip_value"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(
+                    f"{name} must be a number greater than 0, got {value!r}. Leave it out to "
+                    f"clip nothing."
+                )
+        for name in ("optimizer", "train"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise TypeError(f"{name} must be a function, got {type(value).__name__}.")
+        if self.optimizer is not None and self.momentum:
+            raise ValueError(
+                f"momentum must be left out beside optimizer, got {self.momentum!r}. Give the "
+                f"optimiser its own options."
             )
 
     def steps(self, num_samples: int) -> int:
@@ -143,6 +178,13 @@ def local_sgd(
     With one intra-op thread the result is a function of the arguments alone, the same bits on
     every backend.
     """
+    if work.train is not None:
+        if proximal or correction is not None:
+            raise ValueError(
+                "train must be left out with an algorithm that adds terms to the gradient: your "
+                "function would not know them. Use optimizer, or an algorithm such as fedavg."
+            )
+        return run_own_training(work.train, model, data, generator(0))
     model.module.train()
     step = SGDStep(model, work, loss, proximal=proximal, anchor=anchor, correction=correction)
     losses: list[Tensor] = []
@@ -176,7 +218,7 @@ class SGDStep:
     model : WorkerModel
         Changed in place by each step.
     work : LocalWork
-        Its learning rate, momentum and weight decay.
+        Its learning rate, momentum, weight decay, clipping and optimiser.
     loss : Loss
         The mean loss of a batch.
     proximal, anchor, correction
@@ -199,6 +241,9 @@ class SGDStep:
         self._anchors = views(anchor) if proximal and anchor is not None else None
         self._corrections = views(correction) if correction is not None else None
         self._momenta: list[Tensor] | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        if work.optimizer is not None:
+            self._optimizer = work.optimizer(self._parameters, work.lr)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Take the step on the batch ``(x, y)``."""
@@ -206,17 +251,31 @@ class SGDStep:
         value = self._loss.mean(_outputs(self._module, x), y)
         gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
         with torch.no_grad():
+            _clip(gradients, work)
             if work.weight_decay:
                 torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
+            # Personal parameters come last and are no part of the flat vectors.
             if self._anchors is not None:
-                pull = torch._foreach_sub(parameters, self._anchors)
-                torch._foreach_add_(gradients, pull, alpha=self._proximal)
+                shared = parameters[: len(self._anchors)]
+                pull = torch._foreach_sub(shared, self._anchors)
+                torch._foreach_add_(gradients[: len(shared)], pull, alpha=self._proximal)
             if self._corrections is not None:
-                torch._foreach_add_(gradients, self._corrections)
+                torch._foreach_add_(gradients[: len(self._corrections)], self._corrections)
             if work.momentum:
                 gradients = self._with_momentum(gradients)
-            torch._foreach_add_(parameters, gradients, alpha=-work.lr)
+            if self._optimizer is None:
+                torch._foreach_add_(parameters, gradients, alpha=-work.lr)
+        if self._optimizer is not None:
+            self._step_of(self._optimizer, gradients)
         return value.detach()
+
+    def _step_of(self, optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        # The parameters are the worker's: the next client must not find gradients in them.
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _with_momentum(self, gradients: list[Tensor]) -> list[Tensor]:
         if self._momenta is None:
@@ -230,6 +289,17 @@ class SGDStep:
             torch._foreach_add_(gradients, self._momenta, alpha=self._work.momentum)
             return gradients
         return self._momenta
+
+
+def _clip(gradients: list[Tensor], work: LocalWork) -> None:
+    """Clip the gradients in place, with the arithmetic of ``torch.nn.utils``."""
+    if work.clip_norm is not None:
+        total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
+        factor = torch.clamp(work.clip_norm / (total + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, factor)
+    if work.clip_value is not None:
+        torch._foreach_clamp_min_(gradients, -work.clip_value)
+        torch._foreach_clamp_max_(gradients, work.clip_value)
 
 
 def _outputs(module: nn.Module, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,21 +46,28 @@ class ParameterLayout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: nn.Module) -> ParameterLayout:
+    def of(cls, model: nn.Module, without: Collection[str] = ()) -> ParameterLayout:
         """Return the layout of the parameters of `model` that require gradients.
+
+        Those named in `without` are left out.
 
         Raises
         ------
         LayoutError
-            If the model has no trainable parameter or several dtypes among them.
+            If no trainable parameter is left, or there are several dtypes among them.
         """
-        trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        trainable = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and name not in without
+        ]
         dtypes = sorted({str(p.dtype) for _, p in trainable})
         if len(dtypes) != 1:
             raise LayoutError(
                 f"the trainable parameters of the model must be of exactly one dtype, got "
-                f"{', '.join(dtypes) or 'no trainable parameter'}. Convert the model, for example "
-                f"with model.float(), or freeze parameters with requires_grad_(False)."
+                f"{', '.join(dtypes) or 'no trainable parameter that is shared'}. Convert the "
+                f"model, for example with model.float(), or freeze parameters with "
+                f"requires_grad_(False)."
             )
         dtype = trainable[0][1].dtype
         step = ALIGNMENT // dtype.itemsize

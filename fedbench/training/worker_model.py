@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from fedbench.errors import LayoutError
+from fedbench.training.exchange import Exchange
 from fedbench.training.parameters import ParameterLayout
 
-__all__ = ["ModelState", "WorkerModel", "worker_model"]
+__all__ = ["ModelState", "OwnEntries", "WorkerModel", "worker_model"]
+
+OwnEntries = Mapping[str, Mapping[str, Tensor]]
+"""Entries that stay on a client, by name, for each of the models that it trains."""
 
 _KEPT_MODELS = 4
 
@@ -51,47 +55,79 @@ class WorkerModel:
     ----------
     model : torch.nn.Module
         Taken over: its parameters' storage is replaced.
+    exchange : Exchange
+        Which entries travel.
 
     Attributes
     ----------
     module : torch.nn.Module
         The model.
     layout : ParameterLayout
-        Places of the trainable parameters in `flat`.
+        Places in `flat` of the trainable parameters that travel.
     flat : torch.Tensor
-        The trainable parameters, shape ``(layout.numel,)``. In-place writes change the model.
+        These parameters, shape ``(layout.numel,)``. In-place writes change the model.
     trainable : list of torch.Tensor
-        The trainable parameters in layout order.
+        All trainable parameters: those of the layout in its order, then the client's own.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, exchange: Exchange | None = None) -> None:
         self.module = model
-        self.layout = ParameterLayout.of(model)
-        self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        roles = (exchange or Exchange()).apply(model)
+        self.layout = ParameterLayout.of(model, without=roles.own)
+        named = dict(model.named_parameters())
+        self.trainable: list[Tensor] = [named[name] for name in self.layout.names]
         self.flat = self.layout.zeros()
         with torch.no_grad():
             for parameter, view in zip(self.trainable, self.layout.views(self.flat), strict=True):
                 view.copy_(parameter)
                 parameter.data = view
-        trainable = set(self.layout.names)
         state = model.state_dict(keep_vars=True)
-        shared = {id(p) for p in self.trainable}
+        placed = {id(p) for p in self.trainable} | {id(state[name]) for name in roles.own}
+        self.trainable += [state[n] for n in roles.own if state[n].requires_grad]
         self._carried: dict[str, Tensor] = {
-            name: tensor.detach()
-            for name, tensor in state.items()
-            if name not in trainable and id(tensor) not in shared
+            name: tensor.detach() for name, tensor in state.items() if id(tensor) not in placed
         }
+        self._sent = [name for name in self._carried if name not in roles.withheld]
+        self._own = {name: state[name].detach() for name in roles.own}
+        self._first = self._own_entries()
+        self._requires_grad: list[tuple[Tensor, bool]] = [
+            (parameter, parameter.requires_grad) for parameter in model.parameters()
+        ]
+        self.begin({})
+
+    def begin(self, own: OwnEntries) -> None:
+        """Let the client begin whose own entries are `own`; what the last one left is dropped."""
+        self._kept: dict[str, Mapping[str, Tensor]] = dict(own)
+        self._loaded: str | None = None
+
+    def kept(self) -> dict[str, Mapping[str, Tensor]]:
+        """Return the client's own entries by model as they are now; empty if it has none."""
+        if self._own and self._loaded is not None:
+            self._kept[self._loaded] = self._own_entries()
+        return dict(self._kept)
 
     def state(self) -> ModelState:
-        """Return a copy of the model's present state."""
+        """Return a copy of the model's present state, the client's own entries left out."""
         return ModelState(self.flat.clone(), self.buffers())
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return copies of the persistent buffers and frozen parameters by name."""
+        """Return copies of the persistent buffers and frozen parameters that travel, by name."""
         return {name: tensor.clone() for name, tensor in self._carried.items()}
 
-    def load(self, state: ModelState) -> None:
-        """Copy `state` into the model.
+    def sent_buffers(self) -> dict[str, Tensor]:
+        """Return copies of those buffers that a client sends back, by name."""
+        return {name: self._carried[name].clone() for name in self._sent}
+
+    def load(self, state: ModelState, own: str = "shared") -> None:
+        """Copy `state` into the model, and the client's own entries with it.
+
+        Parameters
+        ----------
+        state : ModelState
+            Parameters and buffers.
+        own : str
+            Which of the client's models this is. Its own entries are kept under this name; they
+            start as those of the initial model.
 
         Raises
         ------
@@ -113,6 +149,40 @@ class WorkerModel:
         self.flat.copy_(state.parameters)
         for name, tensor in self._carried.items():
             tensor.copy_(state.buffers[name])
+        if self._own:
+            self._kept = self.kept()
+            entries = self._kept.get(own, self._first)
+            for name, tensor in self._own.items():
+                tensor.copy_(entries[name])
+            self._loaded = own
+
+    def has_own(self, own: str) -> bool:
+        """Return whether the client has entries of its own for its model `own`."""
+        return own in self._kept
+
+    def take_in(self) -> None:
+        """Make sure that `flat` holds the parameters after code that may have moved them.
+
+        Raises
+        ------
+        LayoutError
+            If the module has other parameters than before.
+        """
+        if [id(p) for p, _ in self._requires_grad] != [id(p) for p in self.module.parameters()]:
+            raise LayoutError(
+                "the parameters of the model must stay the same objects, but some were replaced. "
+                "Change them in place, for example with parameter.copy_(...) under no_grad()."
+            )
+        for parameter, requires_grad in self._requires_grad:
+            parameter.requires_grad_(requires_grad)
+        with torch.no_grad():
+            for parameter, view in zip(self.trainable, self.layout.views(self.flat), strict=False):
+                if parameter.data_ptr() != view.data_ptr():
+                    view.copy_(parameter)
+                    parameter.data = view
+
+    def _own_entries(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self._own.items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of parameters and buffers by name, as ``torch`` would list them."""
@@ -127,7 +197,9 @@ class _Cache(threading.local):
 _cache = _Cache()
 
 
-def worker_model(owner: object, build: Callable[[], nn.Module]) -> WorkerModel:
+def worker_model(
+    owner: object, build: Callable[[], nn.Module], exchange: Exchange | None = None
+) -> WorkerModel:
     """Return this worker's model for `owner`, built by `build` when it is asked for first.
 
     Parameters
@@ -137,6 +209,8 @@ def worker_model(owner: object, build: Callable[[], nn.Module]) -> WorkerModel:
         simulation). Compared by identity.
     build : callable
         Returns a new ``torch.nn.Module``.
+    exchange : Exchange, optional
+        Which entries of it travel.
     """
     models = _cache.models
     key = id(owner)
@@ -144,7 +218,7 @@ def worker_model(owner: object, build: Callable[[], nn.Module]) -> WorkerModel:
         models.move_to_end(key)
         return models[key][1]
     # The entry holds `owner`, so its id cannot be given to another object meanwhile.
-    models[key] = (owner, WorkerModel(build()))
+    models[key] = (owner, WorkerModel(build(), exchange))
     while len(models) > _KEPT_MODELS:
         models.popitem(last=False)
     return models[key][1]
