@@ -50,6 +50,9 @@ class APFL(FedAvg):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset(
+        {"clip_norm", "clip_value", "momentum", "optimizer", "personal", "train", "weight_decay"}
+    )
 
     alpha: float = hyperparameter(0.5, low=0.0, high=1.0)
     tau: int = hyperparameter(1, low=1)
@@ -93,7 +96,7 @@ class APFL(FedAvg):
                 client.model.load(ModelState(local, local_buffers))
                 loss, gradient = batch_gradient(client.model, x, y, client.loss)
                 local_buffers = client.model.buffers()
-                client.model.load(ModelState(mixture, own_buffers))
+                client.model.load(ModelState(mixture, own_buffers), "personal")
                 _, at_mixture = batch_gradient(client.model, x, y, client.loss)
                 own_buffers = client.model.buffers()
                 difference = personal - local if self.adaptive else None

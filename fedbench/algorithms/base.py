@@ -101,6 +101,9 @@ class RoundPlan:
     ----------
     broadcast, train, uplink : tuple of int
         Clients that receive the server's state, train, and send back.
+    evaluate : tuple of int, optional
+        Clients that evaluate on their own data if the round is evaluated; by default as the
+        simulation was told.
     header : mapping of str to object
         What every client of the round is told (for example a coin).
     """
@@ -109,6 +112,7 @@ class RoundPlan:
     train: tuple[int, ...]
     uplink: tuple[int, ...]
     header: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: tuple[int, ...] | None = None
 
     @classmethod
     def everyone(cls, cohort: Sequence[int], **header: Any) -> RoundPlan:
@@ -142,6 +146,9 @@ class Algorithm(ABC):
 
     stateful: ClassVar[bool] = False
     """Whether clients keep state between rounds."""
+
+    unsupported: ClassVar[frozenset[str]] = frozenset()
+    """Options of a simulation that do not fit the algorithm, for example ``"optimizer"``."""
 
     def __post_init__(self) -> None:
         check_hyperparameters(self)

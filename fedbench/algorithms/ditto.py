@@ -46,6 +46,7 @@ class Ditto(FedAvg):
         personal = client.train(
             client.state["personal"],
             stream="shuffle-personal",
+            own="personal",
             proximal=self.lam,
             anchor=down["model"].parameters,
         )

@@ -79,6 +79,7 @@ class FedCR(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"personal", "train"})
 
     beta: float = hyperparameter(0.001, low=0.0)
     samples: int = hyperparameter(15, low=0)

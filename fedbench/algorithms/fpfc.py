@@ -50,6 +50,7 @@ class FPFC(Algorithm):
     """
 
     stateful: ClassVar[bool] = False
+    unsupported: ClassVar[frozenset[str]] = frozenset({"compression"})
 
     rho: float = hyperparameter(1.0, above=0.0)
     lam: float = hyperparameter(1.0, low=0.0)

@@ -100,9 +100,10 @@ class IFCA(Algorithm):
         for index, center in enumerate(centers):
             members = updates.where("cluster", index)
             if members:
-                moved = ServerState(center).moved(
+                before = ServerState(center)
+                moved = before.moved(
                     members.mean("delta", self.weighting),
-                    members.mean_buffers(server, self.weighting),
+                    members.mean_buffers(before, self.weighting),
                 )
                 centers[index] = moved.model
         return ServerState(centers[0], {"centers": centers})

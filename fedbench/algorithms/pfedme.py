@@ -49,6 +49,7 @@ class EnvelopeAlgorithm(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"optimizer", "train"})
 
     lam: float = hyperparameter(15.0, low=0.0)
     outer_lr: float = hyperparameter(0.01, above=0.0)
