@@ -14,6 +14,7 @@ what was expected. Everything else derives from :class:`FedbenchError`::
     ├── ConfigurationError (ValueError)    a configuration that is not what its schema says
     ├── CheckpointError (ValueError)       a checkpoint that is missing, damaged or foreign
     ├── TraceError (ValueError)            a file that is no trace of a verified run
+    ├── VectorizationError (ValueError)    clients that cannot be trained stacked
     ├── NonFiniteError (ValueError)        NaN or infinity where it was refused
     ├── EnclosureError                     a client task broke its enclosure (invariant I1)
     │   └── BroadcastModifiedError         ... by writing to the read-only broadcast
@@ -52,6 +53,7 @@ __all__ = [
     "TraceError",
     "UnknownNameError",
     "UnsupportedPlatformError",
+    "VectorizationError",
     "WorkerDiedError",
 ]
 
@@ -98,6 +100,10 @@ class CheckpointError(FedbenchError, ValueError):
 
 class TraceError(FedbenchError, ValueError):
     """A file is no trace of a verified run, or one of another schema."""
+
+
+class VectorizationError(FedbenchError, ValueError):
+    """The clients of a simulation cannot be trained stacked; the message is the reason."""
 
 
 class NonFiniteError(FedbenchError, ValueError):

@@ -82,7 +82,12 @@ class ClientSide:
             model=functools.partial(workload.model, seed=seed),
             algorithm=algorithm,
             work=LocalWork(
-                epochs=workload.local_epochs, batch_size=workload.batch_size, lr=workload.lr
+                epochs=workload.local_epochs,
+                batch_size=workload.batch_size,
+                lr=workload.lr,
+                momentum=workload.momentum,
+                weight_decay=workload.weight_decay,
+                nesterov=workload.nesterov,
             ),
             loss=LOSSES.load(workload.loss),
             seed=seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,10 @@ import psutil
 from fedbench.aggregation import StreamingMean
 from fedbench.algorithms import Reduction, Update, Updates
 from fedbench.executors import Executor
-from fedbench.simulation.client_task import ClientItem, ClientResult, ClientTask
+from fedbench.simulation.client_task import ClientItem, ClientResult
+from fedbench.simulation.rounds import Dispatch, mapped
 
-__all__ = ["ReducedUpdates", "ReducingTask", "UpdateReducer", "pays", "reduced"]
+__all__ = ["ReducedUpdates", "ReducingTask", "UpdateReducer", "pays", "reduced", "trained"]
 
 _SHARE_OF_MEMORY = 0.1
 
@@ -52,14 +53,15 @@ class UpdateReducer:
         """Return a reducer of the same entries without any update."""
         return UpdateReducer(self.reduction)
 
-    def add(self, update: Update | None) -> None:
-        """Add the entries of an update; a client that sent nothing adds nothing."""
-        if update is None:
-            return
-        for name, entry in self.reduction.items():
-            weight = update.num_samples if entry.weighting == "samples" else 1
-            self.means[name].add(update.tensors[name], weight)
-        self.count += 1
+    def add(self, *updates: Update | None) -> None:
+        """Add the entries of updates; a client that sent nothing adds nothing."""
+        for update in updates:
+            if update is None:
+                continue
+            for name, entry in self.reduction.items():
+                weight = update.num_samples if entry.weighting == "samples" else 1
+                self.means[name].add(update.tensors[name], weight)
+            self.count += 1
 
     def merge(self, other: UpdateReducer) -> None:
         """Add everything that `other` has added."""
@@ -99,34 +101,50 @@ class ReducedUpdates(Updates):
 
 @dataclass(frozen=True)
 class ReducingTask:
-    """A client task whose update is folded where it was made."""
+    """A client task whose updates are folded where they were made."""
 
-    task: ClientTask
+    task: Callable[..., Any]
 
     def __call__(
-        self, down: Mapping[str, Any], item: ClientItem
-    ) -> tuple[tuple[Update | None], ClientResult]:
+        self, down: Mapping[str, Any], job: Any
+    ) -> tuple[tuple[Update | None, ...], ClientResult | tuple[ClientResult, ...]]:
         """Return the contribution to the reducer, and the rest as the report."""
-        result = self.task(down, item)
-        return (result.update,), dataclasses.replace(result, update=None)
+        done = self.task(down, job)
+        if isinstance(done, ClientResult):
+            return (done.update,), dataclasses.replace(done, update=None)
+        reports = tuple(dataclasses.replace(result, update=None) for result in done)
+        return tuple(result.update for result in done), reports
 
 
 def reduced(
-    executor: Executor,
-    task: ClientTask,
-    items: Sequence[ClientItem],
-    down: Mapping[str, Any],
-    reduction: Mapping[str, Reduction],
-    costs: Sequence[float] | None,
+    executor: Executor, work: Dispatch, down: Mapping[str, Any], reduction: Mapping[str, Reduction]
 ) -> tuple[list[ClientResult], Updates]:
     """Run the client tasks of a round and return their reports and the folded updates."""
-    reports: dict[int, ClientResult] = {}
+    reports: dict[int, Any] = {}
     reducer = executor.map_reduce(
-        ReducingTask(task),
-        items,
+        ReducingTask(work.task),
+        work.jobs,
         UpdateReducer(reduction),
         broadcast=down,
         on_result=reports.__setitem__,
-        costs=costs,
+        costs=work.costs,
     )
-    return [reports[index] for index in range(len(items))], ReducedUpdates(reducer)
+    done = [reports[index] for index in range(len(work.jobs))]
+    return work.in_plan_order(done), ReducedUpdates(reducer)
+
+
+def trained(
+    executor: Executor,
+    work: Dispatch,
+    items: Sequence[ClientItem],
+    down: Mapping[str, Any],
+    reduction: Mapping[str, Reduction] | None,
+    asked: bool | None,
+) -> tuple[list[ClientResult], Updates, bool]:
+    """Run the client tasks of a round; return results, updates, and whether workers folded them.
+
+    They do if the algorithm has a `reduction` and it is `asked` for, or None is asked and it pays.
+    """
+    if reduction is not None and (asked or pays(executor, reduction, len(items))):
+        return *reduced(executor, work, down, reduction), True
+    return *mapped(executor, work, items, down), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedbench.algorithms import Algorithm, RoundContext, RoundPlan, ServerState, Updates
@@ -15,14 +16,16 @@ from fedbench.simulation.client_task import (
     ClientTask,
     EvaluationTask,
 )
-from fedbench.training import EvaluationSums
+from fedbench.simulation.vectorized import VectorizedTask, chunks
+from fedbench.training import EvaluationSums, VectorizedModel
 
 __all__ = [
+    "Dispatch",
     "Observer",
     "aggregated",
     "client_items",
+    "dispatch",
     "evaluated",
-    "largest_first",
     "mapped",
     "round_context",
     "unobserved",
@@ -80,15 +83,65 @@ def client_items(
     ]
 
 
-def mapped(
-    executor: Executor,
-    task: ClientTask,
+@dataclass(frozen=True)
+class Dispatch:
+    """The clients of a round as tasks of an executor.
+
+    Attributes
+    ----------
+    task : callable
+        ``task(broadcast, job)`` returns a result, or a tuple of them where a job has many clients.
+    jobs : sequence
+        A :class:`ClientItem` each, or a tuple of them.
+    costs : sequence of float or None
+        Samples of each job.
+    places : sequence of tuple of int or None
+        Where the clients of each job stand in the plan; None if each job is one client.
+    """
+
+    task: Callable[..., Any]
+    jobs: Sequence[Any]
+    costs: Sequence[float] | None
+    places: Sequence[tuple[int, ...]] | None = None
+
+    def in_plan_order(self, done: Sequence[Any]) -> list[ClientResult]:
+        """Return the results of the jobs, one for each client."""
+        if self.places is None:
+            return list(done)
+        found: dict[int, ClientResult] = {}
+        for places, results in zip(self.places, done, strict=True):
+            found |= zip(places, results, strict=True)
+        return [found[place] for place in range(len(found))]
+
+
+def dispatch(
+    side: Resident[ClientSide],
     items: Sequence[ClientItem],
-    down: Mapping[str, Any],
-    costs: Sequence[float] | None,
+    model: VectorizedModel | None,
+    workers: int,
+) -> Dispatch:
+    """Return the tasks of a round: one for each client, or for each chunk with a stacked `model`.
+
+    The largest start first; but at L0 clients draw from one generator and keep their order.
+    """
+    sizes = [side.value.dataset.client_size(item.position) for item in items]
+    if model is None or not items:
+        return Dispatch(ClientTask(side), items, None if side.value.level == "L0" else sizes)
+    places = chunks(sizes, model.layout.numel, workers)
+    return Dispatch(
+        VectorizedTask(side, model),
+        [tuple(items[place] for place in chunk) for chunk in places],
+        [sum(sizes[place] for place in chunk) for chunk in places],
+        places,
+    )
+
+
+def mapped(
+    executor: Executor, work: Dispatch, items: Sequence[ClientItem], down: Mapping[str, Any]
 ) -> tuple[list[ClientResult], Updates]:
     """Run the client tasks of a round and return their results and the updates, in plan order."""
-    results: list[ClientResult] = executor.map(task, items, broadcast=down, costs=costs)
+    done = executor.map(work.task, work.jobs, broadcast=down, costs=work.costs)
+    results = work.in_plan_order(done)
     sent = [
         (item.client_id, result.update)
         for item, result in zip(items, results, strict=True)
@@ -108,16 +161,6 @@ def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> S
         )
     new: ServerState = state
     return new
-
-
-def largest_first(side: ClientSide, items: Sequence[ClientItem]) -> list[int] | None:
-    """Return samples per client, so that the largest clients start first.
-
-    None at L0, where clients draw from one generator and have to keep their order.
-    """
-    if side.level == "L0":
-        return None
-    return [side.dataset.client_size(item.position) for item in items]
 
 
 def evaluated(

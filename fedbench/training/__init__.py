@@ -24,10 +24,20 @@ from fedbench.training.schedules import (
     Step,
     scheduled_lr,
 )
+from fedbench.training.vectorized import (
+    StackedResult,
+    refuse_work,
+    stacked_sgd,
+    vectorized_model,
+)
+from fedbench.training.vectorized_reading import DenseLayer, DenseNetwork
+from fedbench.training.vectorized_step import VectorizedModel
 from fedbench.training.worker_model import ModelState, OwnEntries, WorkerModel, worker_model
 
 __all__ = [
     "LOSSES",
+    "DenseLayer",
+    "DenseNetwork",
     "OPTIMIZERS",
     "SCHEDULES",
     "Constant",
@@ -44,6 +54,8 @@ __all__ = [
     "ParameterLayout",
     "Roles",
     "SGDStep",
+    "StackedResult",
+    "VectorizedModel",
     "Schedule",
     "Step",
     "WorkerModel",
@@ -52,10 +64,13 @@ __all__ = [
     "evaluate_batches",
     "full_gradient",
     "local_sgd",
+    "refuse_work",
     "made",
     "resolve_optimizer",
     "run_own_training",
     "scheduled_lr",
     "shuffled_batches",
+    "stacked_sgd",
+    "vectorized_model",
     "worker_model",
 ]

@@ -45,6 +45,11 @@ class Workload:
         Samples per local step, at most; the last batch of an epoch may be smaller.
     local_epochs : int
         Passes over the client's samples per round.
+    momentum, weight_decay : float
+        Momentum (in [0, 1); its buffers start empty at each participation) and L2 penalty of the
+        clients' SGD.
+    nesterov : bool
+        Nesterov's form of the momentum, which must then be greater than 0.
     loss : {"cross_entropy", "mse"}
         A name of ``fedbench.training.LOSSES``: the loss, averaged over the batch.
     algorithm : str
@@ -53,6 +58,9 @@ class Workload:
         Options of the algorithm.
     eval_every : int
         Rounds between two evaluations on the test samples; the last round is always evaluated.
+    vectorized : bool
+        Train clients stacked, many in one task, where model and algorithm allow it; see
+        :class:`fedbench.Simulation`.
 
     Raises
     ------
@@ -71,10 +79,14 @@ class Workload:
     lr: float
     batch_size: int
     local_epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
     loss: str = "cross_entropy"
     algorithm: str = "fedavg"
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     eval_every: int = 10
+    vectorized: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -92,6 +104,7 @@ class Workload:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}. Pass at least 1.")
         if not isinstance(self.lr, int | float) or not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be a positive number, got {self.lr!r}. Try 0.1.")
+        _check_sgd(self)
         LOSSES.entry(self.loss)
         ALGORITHMS.entry(self.algorithm)
         if not isinstance(self.algorithm_options, Mapping):
@@ -101,3 +114,20 @@ class Workload:
             )
         # A copy: the caller's dict may change later.
         object.__setattr__(self, "algorithm_options", dict(self.algorithm_options))
+
+
+def _check_sgd(workload: Workload) -> None:
+    for name, below in (("momentum", 1.0), ("weight_decay", math.inf)):
+        value = getattr(workload, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < below:
+            span = "in [0, 1)" if below == 1.0 else ">= 0"
+            raise ValueError(f"{name} must be a number {span}, got {value!r}. Use 0 for none.")
+    for name in ("nesterov", "vectorized"):
+        value = getattr(workload, name)
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}.")
+    if workload.nesterov and not workload.momentum:
+        raise ValueError(
+            "momentum must be greater than 0 with nesterov, got 0. Set it to 0.9, for example."
+        )

@@ -1,0 +1,179 @@
+"""Client tasks that train a chunk of clients at once, and when they can.
+
+Vectorised clients are a way to train, not a way to dispatch: a chunk is one task of whatever
+executor there is. What they compute is what the clients would compute one by one, up to rounding.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedbench.algorithms import Algorithm, Update
+from fedbench.data import FederatedDataset
+from fedbench.errors import VectorizationError
+from fedbench.executors import Resident
+from fedbench.reproducibility import torch_generator
+from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, num_bytes
+from fedbench.training import (
+    StackedResult,
+    VectorizedModel,
+    refuse_work,
+    stacked_sgd,
+    vectorized_model,
+)
+
+__all__ = ["VectorizedTask", "chunks", "vectorized_side"]
+
+_CHUNK_BYTES = 4_000_000
+"""Parameters of the clients of a chunk, at most. Measured: they should stay in a core's cache."""
+
+_CHUNK_CLIENTS = 50
+"""Clients of a chunk, at most. Measured: larger ones are not quicker, and spread less well."""
+
+
+def vectorized_side(side: ClientSide) -> VectorizedModel:
+    """Return what the tasks of a vectorised simulation need besides `side`.
+
+    Raises
+    ------
+    VectorizationError
+        If the clients cannot be trained at once; the message says why.
+    """
+    try:
+        _refuse_algorithm(side.algorithm)
+        _refuse_side(side)
+        refuse_work(side.work)
+        data = side.dataset
+        return vectorized_model(side.worker_model(), data.inputs, data.targets, side.loss)
+    except VectorizationError as error:
+        raise VectorizationError(
+            f"vectorized must be False here, got True: {error}. Leave it out to train the clients "
+            "one by one."
+        ) from None
+
+
+def _refuse_algorithm(algorithm: Algorithm) -> None:
+    kind = type(algorithm)
+    if algorithm.stateful:
+        raise VectorizationError(f"the clients of {kind.__name__} keep a state")
+    # A subclass that trains otherwise has not said that this is plain local SGD too.
+    says, trains = _owner(kind, "local_terms"), _owner(kind, "train")
+    if says is Algorithm or not issubclass(says, trains):
+        raise VectorizationError(
+            f"{kind.__name__} does not say, by its method local_terms, that its clients do plain "
+            "local SGD"
+        )
+    for name in ("uplink", "broadcast_to"):
+        if _owner(kind, name) is not Algorithm:
+            raise VectorizationError(f"{kind.__name__} has a {name} of its own")
+
+
+def _owner(kind: type, name: str) -> type:
+    """Return the class that defines the method `name` of `kind`."""
+    return next(base for base in kind.__mro__ if name in vars(base))
+
+
+def _refuse_side(side: ClientSide) -> None:
+    if side.level != "L1":
+        raise VectorizationError(
+            f"the level is {side.level}, and only at L1 do clients have random streams of their own"
+        )
+    if side.check_enclosure or side.around_client is not None:
+        raise VectorizationError(
+            "check_enclosure and around_client watch one client at a time, and these are trained "
+            "together"
+        )
+    if type(side.dataset).client is not FederatedDataset.client:
+        raise VectorizationError(
+            f"{type(side.dataset).__name__} makes the samples of its clients in a way of its own"
+        )
+
+
+def chunks(sizes: Sequence[int], numel: int, workers: int) -> list[tuple[int, ...]]:
+    """Divide clients into chunks of about equal work, of similar sizes inside.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Samples of each client.
+    numel : int
+        Parameters of one client.
+    workers : int
+        Chunks come in multiples of it, if there are so many clients.
+
+    Returns
+    -------
+    list of tuple of int
+        Places in `sizes`, each once, the largest clients first.
+    """
+    limit = max(1, min(_CHUNK_CLIENTS, _CHUNK_BYTES // (4 * numel)))
+    count = -(-len(sizes) // (limit * workers)) * workers
+    order = sorted(range(len(sizes)), key=lambda place: -sizes[place])
+    share = sum(sizes) / count
+    found: list[list[int]] = [[]]
+    done = 0.0
+    for place in order:
+        full = len(found[-1]) >= limit
+        if found[-1] and (full or done + sizes[place] / 2 > share * len(found)):
+            found.append([])
+        found[-1].append(place)
+        done += sizes[place]
+    return [tuple(chunk) for chunk in found]
+
+
+@dataclass(frozen=True)
+class VectorizedTask:
+    """Trains the clients of a chunk at once: ``task(broadcast, items) -> results``."""
+
+    side: Resident[ClientSide]
+    model: VectorizedModel
+
+    def __call__(
+        self, down: Mapping[str, Any], items: Sequence[ClientItem]
+    ) -> tuple[ClientResult, ...]:
+        """Run the clients; reads `down` and their own data only."""
+        begin = time.perf_counter()
+        side = self.side.value
+        for item in items:
+            if not (item.receives and item.train):
+                raise VectorizationError(
+                    f"vectorized clients must all receive the model and train, but the plan leaves "
+                    f"client {item.client_id!r} out of one of them. Set vectorized to False."
+                )
+        trained = self._trained(down, items)
+        deltas = trained.parameters.sub_(down["model"].parameters)
+        seconds = (time.perf_counter() - begin) / len(items)
+        results = []
+        for item, delta, loss in zip(items, deltas, trained.losses, strict=True):
+            size = side.dataset.client_size(item.position)
+            update = Update(size, {"delta": delta}) if item.uplink else None
+            results.append(
+                ClientResult(
+                    num_samples=size,
+                    update=update,
+                    state={},
+                    metrics={"loss": loss},
+                    train_s=seconds,
+                    uplink_s=0.0,
+                    uplink_bytes=num_bytes(update.tensors) if update else 0,
+                )
+            )
+        return tuple(results)
+
+    def _trained(self, down: Mapping[str, Any], items: Sequence[ClientItem]) -> StackedResult:
+        side = self.side.value
+        dataset = side.dataset
+        keys = [(item.client_id, item.round_index) for item in items]
+        return stacked_sgd(
+            self.model,
+            side.work,
+            down["model"].parameters,
+            [dataset.indices(item.position) for item in items],
+            dataset.inputs,
+            dataset.targets,
+            lambda client, epoch: torch_generator(side.seed, "shuffle", *keys[client], epoch),
+            **(side.algorithm.local_terms(down) or {}),
+        )
