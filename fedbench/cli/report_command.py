@@ -16,6 +16,9 @@ from fedbench.cli.options import (
 
 __all__ = ["report"]
 
+ALL = "all"
+"""Stands for every algorithm."""
+
 EPILOG = """\b
 Examples:
   fedbench report --out table.csv
@@ -23,6 +26,7 @@ Examples:
   fedbench report --backend sequential processes --rounds auto
   fedbench report --preset full --out table.csv page.html raw.json
   fedbench report --workload digits-logreg --algorithm fedavg scaffold
+  fedbench report --preset smoke --algorithm all
 
 \b
 How to read the table:
@@ -72,7 +76,7 @@ class RoundCount(click.ParamType[int | Literal["auto"]]):
     "algorithms",
     multiple=True,
     metavar="NAME",
-    help="Federated algorithms instead of each workload's own.",
+    help="Federated algorithms instead of each workload's own; `all`: every one there is.",
 )
 @click.option(
     "--backend",
@@ -168,6 +172,7 @@ def report(
     for target in (*targets, *([trace] if trace else [])):
         check_writable(target)
     with usage_errors():
+        from fedbench.algorithms import ALGORITHMS
         from fedbench.executors import EXECUTORS
         from fedbench.report import (
             Settings,
@@ -182,7 +187,7 @@ def report(
         chosen = find_preset(preset)
         settings = Settings(
             workloads=workloads or chosen.workloads,
-            algorithms=algorithms,
+            algorithms=ALGORITHMS.names() if ALL in algorithms else algorithms,
             rounds=None if rounds == "auto" else chosen.rounds if rounds is None else rounds,
             budget_s=budget,
             seed=seed,

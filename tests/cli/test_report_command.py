@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import fedbench.report
+from fedbench.algorithms import ALGORITHMS
 from fedbench.cli import main
 from fedbench.report import Configuration, Measurement, Progress, Report, Sample
 
@@ -69,6 +70,12 @@ def test_options_reach_the_driver(measured):
     assert settings.workers == (1, 2, 4)
     assert (settings.rounds, settings.seed, settings.timeout_s) == (9, 5, 7.0)
     assert settings.reproducibility == "L0"
+
+
+def test_all_stands_for_every_algorithm(measured):
+    assert call("--preset", "smoke", "--algorithm", "all") == 0
+    assert measured.asked[0].algorithms == ALGORITHMS.names()
+    assert measured.asked[0].workloads == ("digits-logreg",)
 
 
 def test_equals_signs_and_repetition_mix(measured):
