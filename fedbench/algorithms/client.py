@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedbench import aggregation
+from fedbench.aggregation import QuantizedUpdate, SparseUpdate
 from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
 from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd
 
-__all__ = ["Client", "ClientId", "Reduction", "ServerState", "Update", "Updates"]
+__all__ = ["Client", "ClientId", "Reduction", "ServerState", "Update", "Updates", "dense"]
 
 ClientId = int | str
 
@@ -205,11 +206,15 @@ class Updates:
         return len(self._updates)
 
     def __iter__(self) -> Iterator[tuple[ClientId, Update]]:
-        return iter(zip(self.clients, self._updates, strict=True))
+        """Iterate over senders and updates; compressed entries are given as dense vectors."""
+        for client, update in zip(self.clients, self._updates, strict=True):
+            tensors = {name: dense(value) for name, value in update.tensors.items()}
+            yield client, dataclasses.replace(update, tensors=tensors)
 
     def where(self, name: str, value: object) -> Updates:
         """Return the updates whose entry `name` is `value`, in the same order."""
-        kept = [(client, update) for client, update in self if update.tensors[name] == value]
+        pairs = zip(self.clients, self._updates, strict=True)
+        kept = [(client, update) for client, update in pairs if update.tensors[name] == value]
         clients, updates = [client for client, _ in kept], [update for _, update in kept]
         return Updates(clients, updates, integers=self.integers)
 
@@ -239,6 +244,10 @@ class Updates:
         """
         weights = [float(u.num_samples) for u in self._updates] if weighting == "samples" else None
         values = [u.tensors[name] for u in self._updates]
+        if isinstance(values[0], SparseUpdate):
+            return aggregation.sparse_mean(values, weights, total_weight=total_weight)
+        if isinstance(values[0], QuantizedUpdate):
+            return aggregation.quantized_mean(values, weights, total_weight=total_weight)
         integers = "sum" if self.integers == "sum" else "max"
         return aggregation.mean(values, weights, total_weight=total_weight, integers=integers)
 
@@ -259,3 +268,13 @@ class Updates:
                     # Every client counted on from the server's value.
                     mean[name] = total - (len(self) - 1) * server.model.buffers[name]
         return mean
+
+
+def dense(value: Any) -> Any:
+    """Return a compressed entry of an update as a dense vector, anything else as it is."""
+    if isinstance(value, SparseUpdate):
+        vector = value.values.new_zeros(value.size)
+        return vector.index_add_(0, value.indices, value.values)
+    if isinstance(value, QuantizedUpdate):
+        return value.values.to(torch.float32) * value.scale
+    return value
