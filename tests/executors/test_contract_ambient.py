@@ -5,7 +5,10 @@ import random
 import signal
 
 import numpy as np
+import pytest
 import torch
+
+from fedbench.executors import make_executor
 
 from .tasks import square
 
@@ -91,3 +94,19 @@ def test_intraop_threads_are_set_in_tasks_only(new_executor):
     assert inside == [2] * 4
     assert seen == [here] * 4
     assert torch.get_num_threads() == here
+
+
+def test_more_workers_than_cores_have_one_thread_each(backend, new_executor):
+    """Eight workers of two threads each on a small machine take longer than one worker."""
+    if backend == "sequential":
+        pytest.skip("sequential has one worker")
+    if backend == "ray":
+        pytest.skip("Ray starts no more workers than it has processors")
+    many = new_executor(8)
+    matrix = torch.rand(64, 64, generator=torch.Generator().manual_seed(0))
+    task = lambda b, i: (torch.get_num_threads(), torch.matrix_power(b, i + 1))  # noqa: E731
+    results = many.map(task, range(16), broadcast=matrix)
+    assert [threads for threads, _ in results] == [1] * 16
+    with make_executor("sequential") as one:
+        expected = one.map(task, range(16), broadcast=matrix)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(results, expected, strict=True))
