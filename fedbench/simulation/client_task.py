@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.algorithms import Algorithm, Client, Update
-from fedbench.data import FederatedDataset
+from fedbench.data import ClientData, FederatedDataset
 from fedbench.executors import Resident
 from fedbench.reproducibility import (
     generator_scope,
@@ -25,6 +25,7 @@ from fedbench.reproducibility import (
     torch_generator,
 )
 from fedbench.simulation.arguments import checked_model
+from fedbench.simulation.devices import device_draws, moved
 from fedbench.simulation.enclosure import EnclosureGuard
 from fedbench.training import (
     LOSSES,
@@ -61,6 +62,7 @@ class ClientSide:
     level: str
     check_enclosure: bool
     around_client: Callable[[Client], None] | None = None
+    device: str = "cpu"
 
     @classmethod
     def of(
@@ -97,7 +99,20 @@ class ClientSide:
 
     def worker_model(self) -> WorkerModel:
         """Return this worker's model, built without touching any global generator."""
-        return worker_model(self, self._build)
+        return worker_model(self, lambda: self._build().to(self.device))
+
+    def server_model(self) -> WorkerModel:
+        """Return the server's own model, which is in CPU memory whatever the clients' device."""
+        return self.worker_model() if self.device == "cpu" else WorkerModel(self._build())
+
+    def client_data(self, position: int) -> ClientData:
+        """Return copies of a client's samples, on the clients' device."""
+        data: ClientData = self.there(self.dataset.client(position))
+        return data
+
+    def there(self, value: Any) -> Any:
+        """Return `value` with its tensors on the clients' device."""
+        return value if self.device == "cpu" else moved(value, self.device)
 
     def _build(self) -> nn.Module:
         with generator_scope(self.seed, "init-model"):
@@ -172,8 +187,8 @@ class ClientTask:
             client_id=item.client_id,
             position=item.position,
             round_index=item.round_index,
-            data=side.dataset.client(item.position),
-            state=dict(item.state),
+            data=side.client_data(item.position),
+            state=dict(side.there(item.state)),
             model=side.worker_model(),
             work=side.work,
             loss=side.loss,
@@ -182,13 +197,13 @@ class ClientTask:
             received=item.receives,
             num_clients=side.dataset.num_clients,
         )
-        down = {**down, **item.private} if item.receives else {}
+        down = side.there({**down, **item.private}) if item.receives else {}
         guard = None
         if side.check_enclosure:
             guard = EnclosureGuard(item.client_id, item.round_index, down, client.model)
         metrics: Mapping[str, float] = {}
         update: Update | None = None
-        with scope:
+        with scope, device_draws(side.device, side.seed, item.client_id, item.round_index):
             if side.around_client is not None:
                 side.around_client(client)
             start = time.perf_counter()
@@ -197,6 +212,8 @@ class ClientTask:
             trained = time.perf_counter()
             if item.uplink:
                 update = _returned(Update, "an Update", side.algorithm.uplink, client, down)
+            if side.device != "cpu":
+                update, client.state = moved((update, client.state), "cpu")
             sent = time.perf_counter()
         if guard is not None:
             guard.check("train and uplink", update.tensors if update else {}, client.state)
@@ -227,9 +244,8 @@ class EvaluationTask:
         model.load(models[split])
         rows = slice(start, stop)
         dataset = side.dataset
-        return evaluate_batches(
-            model, dataset.test_inputs[rows], dataset.test_targets[rows], side.loss
-        )
+        samples = (dataset.test_inputs[rows], dataset.test_targets[rows])
+        return evaluate_batches(model, *side.there(samples), side.loss)
 
 
 def num_bytes(value: Any) -> int:

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedbench.algorithms import (
-    Algorithm,
-    Client,
-    ServerSetup,
-    ServerState,
-    Updates,
-)
+from fedbench.algorithms import Algorithm, Client, ServerSetup, ServerState, Updates
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
@@ -36,6 +30,7 @@ from fedbench.simulation.arguments import (
 )
 from fedbench.simulation.checkpoint import prepare_folder
 from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide
+from fedbench.simulation.devices import checked_device
 from fedbench.simulation.history import History, RoundRecord
 from fedbench.simulation.measure import PhaseClock, mean_metrics, round_seconds
 from fedbench.simulation.reduction import trained
@@ -96,6 +91,9 @@ class Simulation:
         Train the clients of a chunk at once, their parameters stacked, where model and algorithm
         allow it; as the workload says by default. The results are those of clients trained one by
         one up to rounding, and many times quicker for small models. See the guide.
+    device : str
+        Where clients train and models are evaluated: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. The
+        server stays on the CPU. A GPU reproduces only itself.
     observer : callable, optional
         ``observer(phase, client_id, state)``, called on this thread with what each phase of a
         round left: ``"broadcast"``, ``"train"`` and ``"uplink"`` for each client, ``"aggregate"``
@@ -139,6 +137,7 @@ class Simulation:
         check_enclosure: bool = False,
         reduce_in_workers: bool | None = None,
         vectorized: bool | None = None,
+        device: str = "cpu",
         observer: Observer | None = None,
         around_client: Callable[[Client], None] | None = None,
     ) -> None:
@@ -161,13 +160,14 @@ class Simulation:
                 level=self.level,
                 check_enclosure=check_enclosure,
                 around_client=around_client,
+                device=checked_device(device, self._executor.backend),
             )
         )
         self._observe: Observer = observer or unobserved
         self._reduce_in_workers = reduce_in_workers
         wanted = self.workload.vectorized if vectorized is None else vectorized
         self._stacked = vectorized_side(self._side.value) if wanted else None
-        self._model = self._side.value.worker_model()
+        self._model = self._side.value.server_model()
         self._initial = self._model.state()
         self._server: ServerState = self.algorithm.init_server(
             ServerSetup(

@@ -47,7 +47,7 @@ def vectorized_side(side: ClientSide) -> VectorizedModel:
         _refuse_side(side)
         refuse_work(side.work)
         data = side.dataset
-        return vectorized_model(side.worker_model(), data.inputs, data.targets, side.loss)
+        return vectorized_model(side.server_model(), data.inputs, data.targets, side.loss)
     except VectorizationError as error:
         raise VectorizationError(
             f"vectorized must be False here, got True: {error}. Leave it out to train the clients "
@@ -143,8 +143,9 @@ class VectorizedTask:
                     f"vectorized clients must all receive the model and train, but the plan leaves "
                     f"client {item.client_id!r} out of one of them. Set vectorized to False."
                 )
+        down = side.there(down)
         trained = self._trained(down, items)
-        deltas = trained.parameters.sub_(down["model"].parameters)
+        deltas = trained.parameters.sub_(down["model"].parameters).cpu()
         seconds = (time.perf_counter() - begin) / len(items)
         results = []
         for item, delta, loss in zip(items, deltas, trained.losses, strict=True):

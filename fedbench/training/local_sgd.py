@@ -113,6 +113,7 @@ class LocalWork:
 
 def _batches(data: ClientData, order: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor]]:
     """Return the batches of one epoch."""
+    order = order.to(data.inputs.device)
     inputs = _gather(data.inputs, order, batch_size)
     return list(zip(inputs, _gather(data.targets, order, batch_size), strict=True))
 

@@ -37,6 +37,8 @@ class ParameterLayout:
         Length of the flat vector, padding included.
     dtype : torch.dtype
         Dtype of all trainable parameters.
+    device : torch.device
+        Where they are.
     """
 
     names: tuple[str, ...]
@@ -44,6 +46,7 @@ class ParameterLayout:
     offsets: tuple[int, ...]
     numel: int
     dtype: torch.dtype
+    device: torch.device
 
     @classmethod
     def of(cls, model: nn.Module, without: Collection[str] = ()) -> ParameterLayout:
@@ -81,6 +84,7 @@ class ParameterLayout:
             offsets=tuple(offsets),
             numel=end,
             dtype=dtype,
+            device=trainable[0][1].device,
         )
 
     @property
@@ -90,7 +94,7 @@ class ParameterLayout:
 
     def zeros(self) -> Tensor:
         """Return a flat vector of zeros."""
-        return torch.zeros(self.numel, dtype=self.dtype)
+        return torch.zeros(self.numel, dtype=self.dtype, device=self.device)
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return one view into `flat` for each parameter, in the order of `names`."""

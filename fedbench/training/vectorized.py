@@ -147,7 +147,7 @@ def stacked_sgd(
     work : LocalWork
         Accepted by :func:`refuse_work`.
     start : torch.Tensor
-        Flat parameters, shape ``(numel,)``; not changed.
+        Flat parameters, shape ``(numel,)``; not changed. The clients train on its device.
     clients : sequence of torch.Tensor
         For each client the int64 indices of its samples, at least one.
     inputs, targets : torch.Tensor
@@ -167,23 +167,24 @@ def stacked_sgd(
     The bits are a function of the arguments, but those of one client may depend on which others
     are in the chunk.
     """
-    schedule = _Schedule(clients, work, generator)
+    device = start.device
+    schedule = _Schedule(clients, work, generator, device)
     parameters = start.repeat(len(clients), 1)
     plain = not (work.momentum or work.weight_decay or proximal)
     gradient = None if plain else torch.zeros_like(parameters)
     step = StackedStep(model, parameters, gradient, work.lr)
     optimiser = _Optimiser(work, parameters, gradient, proximal, anchor)
-    totals = torch.zeros(len(clients), dtype=torch.float64)
+    totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
     for active, rows, weights, sizes in schedule:
         step.keep(active)
         flat = rows.flatten()
-        x = inputs.index_select(0, flat).view(*rows.shape, -1)
-        y = targets.index_select(0, flat).view(*rows.shape, *targets.shape[1:])
+        x = inputs.index_select(0, flat).view(*rows.shape, -1).to(device)
+        y = targets.index_select(0, flat).view(*rows.shape, *targets.shape[1:]).to(device)
         totals[:active] += step.run(x, y, weights) * sizes
         optimiser.step(active)
-    means = totals / (schedule.counts * work.epochs)
+    means = totals.cpu() / (schedule.counts * work.epochs)
     back = schedule.positions.argsort()
-    return StackedResult(parameters.index_select(0, back), means[back].tolist())
+    return StackedResult(parameters.index_select(0, back.to(device)), means[back].tolist())
 
 
 class _Schedule:
@@ -199,6 +200,7 @@ class _Schedule:
         clients: Sequence[Tensor],
         work: LocalWork,
         generator: Callable[[int, int], torch.Generator],
+        device: torch.device,
     ) -> None:
         given = torch.tensor([len(indices) for indices in clients])
         self.positions = torch.argsort(given, descending=True, stable=True)
@@ -218,10 +220,11 @@ class _Schedule:
                 rows[place, stop - length : stop].view(-1)[: len(indices)] = indices[order]
                 sizes[place, stop - 1] = len(indices) - (length - 1) * batch
         self._rows = rows.transpose(0, 1).contiguous()
-        self._sizes = sizes.T.contiguous()
+        sizes = sizes.T.contiguous()
         self._active = (torch.tensor(per_epoch) * work.epochs > steps).sum(1).tolist()
-        filled = torch.arange(batch) < self._sizes.unsqueeze(2)
-        self._weights = filled / self._sizes.unsqueeze(2)
+        filled = torch.arange(batch) < sizes.unsqueeze(2)
+        self._weights = (filled / sizes.unsqueeze(2)).to(device)
+        self._sizes = sizes.to(device)
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
         steps = zip(self._active, self._rows, self._weights, self._sizes, strict=True)

@@ -63,11 +63,11 @@ class DenseNetwork:
     scalar: bool = False
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps every operation of this thread with its arguments and its result."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[str, tuple[Any, ...], Any]] = []
 
     def __torch_dispatch__(
