@@ -75,8 +75,8 @@ def check_level(level: str) -> Level:
     )
 
 
-def level_or_default(level: str | None) -> Level:
-    """Return the rung that `level` names; for None, the environment's or else L1.
+def level_or_default(level: str | None, default: Level = Level.L1) -> Level:
+    """Return the rung that `level` names; for None, the environment's or else `default`.
 
     Raises
     ------
@@ -87,6 +87,6 @@ def level_or_default(level: str | None) -> Level:
     if level is not None:
         return check_level(level)
     try:
-        return check_level(os.environ.get(LEVEL_VARIABLE, Level.L1))
+        return check_level(os.environ.get(LEVEL_VARIABLE, default))
     except ValueError as error:
         raise ValueError(f"{LEVEL_VARIABLE} in the environment: {error}") from None

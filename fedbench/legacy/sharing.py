@@ -1,0 +1,206 @@
+"""Who shares memory with whom, and what was handed over without a copy.
+
+In a sequential loop, two objects that hold the same tensor see each other's writes. Where clients
+run side by side, or elsewhere, they cannot. Sharing as such is harmless (a mask, a pattern that
+everybody reads), so it is found here and then watched: who *writes* to shared memory is named.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedbench.errors import EnclosureError
+from fedbench.legacy.memory import RANDOM, Snapshot, is_array, memory_of, walk
+
+__all__ = ["Lent", "Loans", "Parties", "copied", "lend"]
+
+Memory = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Lent:
+    """An entry of a message that is not the receiver's alone.
+
+    Parameters
+    ----------
+    owner : str
+        Whose memory it was, for the message: ``"the server's model.weight"``.
+    may_keep : bool
+        Whether the receiver may hold on to it as long as it does not write.
+    path : str
+        Path of that memory among what its owner holds.
+    """
+
+    owner: str
+    may_keep: bool
+    path: str = ""
+
+
+def copied(value: Any, is_shared: Callable[[Any], bool]) -> Any:
+    """Return a message with new containers, and copies of the arrays that `is_shared`."""
+    if isinstance(value, Tensor) and is_shared(value):
+        clone = value.detach().clone().requires_grad_(value.requires_grad)
+        is_parameter = isinstance(value, nn.Parameter)
+        return nn.Parameter(clone.detach(), value.requires_grad) if is_parameter else clone
+    if isinstance(value, np.ndarray) and is_shared(value):
+        return value.copy()
+    if isinstance(value, dict):
+        made = copy.copy(value)  # keeps the subclass
+        for key, entry in value.items():
+            made[key] = copied(entry, is_shared)
+        return made
+    if isinstance(value, list):
+        made_list = copy.copy(value)
+        made_list[:] = [copied(entry, is_shared) for entry in value]
+        return made_list
+    if isinstance(value, tuple):
+        entries = [copied(entry, is_shared) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return copy.deepcopy(value) if isinstance(value, nn.Module) else value
+
+
+def lend(message: Any, owners: Mapping[Memory, Lent]) -> tuple[Any, dict[str, Lent]]:
+    """Return the message to deliver and which of its entries are another's memory, by path."""
+    lent = {}
+    for path, value in walk(message):
+        owner = owners.get(memory_of(value) or ("", 0)) if is_array(value) else None
+        if owner is not None:
+            lent[path] = owner
+    return copied(message, lambda array: memory_of(array) in owners), lent
+
+
+class Loans:
+    """Watches the lent entries of a message in the hands of its receiver.
+
+    Parameters
+    ----------
+    message : object
+        As it was delivered.
+    lent : mapping of str to Lent
+        From :func:`lend`.
+    """
+
+    def __init__(self, message: Any, lent: Mapping[str, Lent]) -> None:
+        self._watched = [
+            (path, lent[path], Snapshot(value))
+            for path, value in (walk(message) if lent else ())
+            if path in lent
+        ]
+
+    def check(self, who: str, sender: str) -> None:
+        """Raise if the receiver `who` has written to what it was lent by `sender`."""
+        for path, lent, snapshot in self._watched:
+            if snapshot.has_changed():
+                raise EnclosureError(
+                    f"{who} wrote to the entry {path} of the message from {sender}, which is the "
+                    f"memory of {lent.owner}: in a plain loop it changes there as well. Send a "
+                    f"copy (tensor.detach().clone()), or write to a copy."
+                )
+
+    def kept(self, held: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Lent, Any]]:
+        """Yield ``(its path, path in the message, lent, value)`` of what a receiver still holds."""
+        if not self._watched:
+            return
+        places = {memory_of(value): path for path, value in held if is_array(value)}
+        for path, lent, snapshot in self._watched:
+            memory = memory_of(snapshot.value)
+            if memory in places:
+                yield places[memory], path, lent, snapshot.value
+
+
+class Parties:
+    """The server and its clients, and the memory that several of them hold.
+
+    Parameters
+    ----------
+    server : object
+    clients : sequence of object
+    names : sequence of str
+        How the server (first) and the clients are called in messages.
+    """
+
+    SERVER = 0
+
+    def __init__(self, server: Any, clients: Sequence[Any], names: Sequence[str]) -> None:
+        self.nodes = [server, *clients]
+        self.names = names
+        self.positions = {id(node): position for position, node in enumerate(self.nodes)}
+        # Values are held, so an address stays that of the memory which was found there.
+        self._shared: dict[Memory, dict[int, tuple[str, Any]]] = {}
+        self._kept: dict[Memory, tuple[Any, Memory | None, str]] = {}
+        self.server_memory: dict[Memory, str] = {}
+        self.look_at(range(len(self.nodes)))
+
+    def walk(self, party: int) -> Iterator[tuple[str, Any]]:
+        """Yield what a party holds, by path."""
+        for path, value in walk(self.nodes[party], self.positions):
+            # The server's list of clients is not state, nor is a node itself.
+            if path and not path.startswith("_clients"):
+                yield path, value
+
+    def memory(self, party: int) -> dict[Memory, str]:
+        """Return the path by memory of all that a party holds."""
+        found: dict[Memory, str] = {}
+        for path, value in self.walk(party):
+            memory = memory_of(value)
+            if memory is not None:
+                found.setdefault(memory, path)
+        return found
+
+    def look_at(self, parties: Iterable[int]) -> None:
+        """Find what these parties share now."""
+        found: dict[Memory, dict[int, tuple[str, Any]]] = {}
+        for party in parties:
+            for path, value in self.walk(party):
+                memory = memory_of(value)
+                if memory is not None:
+                    found.setdefault(memory, {}).setdefault(party, (path, value))
+        for memory, owners in found.items():
+            if len(owners) > 1:
+                self._shared.setdefault(memory, {}).update(owners)
+        self.server_memory = self.memory(self.SERVER)
+
+    def keeps(self, original: Any, copy_: Any, path: str) -> None:
+        """Note that the server keeps at `path` a copy of what a plain loop would share."""
+        memory = memory_of(original)
+        if memory is not None:
+            owner = f"{self.names[self.SERVER]}'s {path}"
+            self._kept[memory] = (original, memory_of(copy_), owner)
+
+    def watched(self, party: int, *, generators: bool) -> dict[str, tuple[str, Any]]:
+        """Return which paths of a client are shared, with whose what, and the value.
+
+        Parameters
+        ----------
+        party : int
+            Position among the nodes.
+        generators : bool
+            Whether to watch shared random generators too.
+        """
+        watched = {}
+        for path, value in self.walk(party):
+            memory = memory_of(value)
+            if memory is None or (isinstance(value, RANDOM) and not generators):
+                continue
+            owner = self._other_owner(memory, party)
+            if owner is not None:
+                watched[path] = (owner, value)
+        return watched
+
+    def _other_owner(self, memory: Memory, party: int) -> str | None:
+        if memory in self._kept:
+            _, kept, owner = self._kept[memory]
+            if kept in self.server_memory:
+                return owner
+        for other, (path, _) in self._shared.get(memory, {}).items():
+            if other == self.SERVER and memory in self.server_memory:
+                return f"{self.names[other]}'s {path}"
+            if other not in (self.SERVER, party) and memory in self.memory(other):
+                return f"{self.names[other]}'s {path}"
+        return None
