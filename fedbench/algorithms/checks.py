@@ -82,8 +82,9 @@ def _check(name: str, value: Any, default: Any, rule: _Rule) -> None:
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, {given}")
     else:
-        kind, needed = (int, "an integer") if isinstance(default, int) else (Real, "a number")
+        kind: Any = int if isinstance(default, int) else Real
         if not isinstance(value, kind) or isinstance(value, bool):
+            needed = "an integer" if kind is int else "a number"
             raise TypeError(f"{name} must be {needed}, {given}")
         ranges = [
             (rule.low, ">=", rule.low is None or value >= rule.low),

@@ -104,7 +104,7 @@ class FedCR(Algorithm):
             )
         linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
         name = self.head if self.head is not None else next(reversed(linear), None)
-        if name not in linear:
+        if name is None or name not in linear:
             raise ValueError(
                 f"head must be the name of a linear layer of the model, got {name!r}. "
                 f"It has {', '.join(map(repr, linear)) or 'none'}."
@@ -266,7 +266,7 @@ class _Objective:
         if not count:
             return mean
         shape = (count, *mean.shape)
-        noise = torch.randn(shape, generator=self._generator, dtype=mean.dtype)
+        noise = torch.randn(shape, generator=self._generator, dtype=mean.dtype).to(mean.device)
         return (mean + deviation * noise).flatten(0, 1)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from fedbench import aggregation
 from fedbench.algorithms.base import (
     Algorithm,
     Client,
+    RoundPlan,
     ServerSetup,
     ServerState,
     Update,
@@ -32,7 +32,7 @@ class FPFC(Algorithm):
     r"""Every client has its own model; a penalty on their differences fuses them into clusters.
 
     Minimises :math:`\sum_i f_i(w_i) + \frac{1}{2m} \sum_{i,j} \phi(|w_i - w_j|)` with a smoothed
-    SCAD penalty :math:`\phi` by ADMM. Client :math:`i` descends on
+    SCAD penalty :math:`\phi` by ADMM. Client :math:`i`, whose buffers stay its own, descends on
     :math:`f_i(w) + \frac\rho2 |w - \zeta_i|^2`; the server renews :math:`\theta_{ij}` and
     :math:`v_{ij}` for every pair with an end in the cohort. The server's memory and work grow
     with the square of the number of clients.
@@ -49,7 +49,7 @@ class FPFC(Algorithm):
         Width of the smoothed tip, greater than 0.
     """
 
-    stateful: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
     unsupported: ClassVar[frozenset[str]] = frozenset({"compression"})
 
     rho: float = hyperparameter(1.0, above=0.0)
@@ -80,17 +80,24 @@ class FPFC(Algorithm):
             },
         )
 
+    def init_client(self, model: ModelState) -> dict[str, Any]:
+        """Start the client's own model at the initial one."""
+        return {"personal": model}
+
+    def broadcast(self, server: ServerState, plan: RoundPlan) -> Mapping[str, Any]:
+        """Send nothing to all: every client has a target of its own."""
+        return {}
+
     def broadcast_to(self, server: ServerState, position: int) -> Mapping[str, Any]:
-        """Send the client its own model and its own target."""
-        return {
-            "own": server.extra["models"][position].clone(),
-            "target": server.extra["targets"][position].clone(),
-        }
+        """Send the client its target."""
+        return {"target": server.extra["targets"][position].clone()}
 
     def train(self, client: Client, down: Mapping[str, Any]) -> Mapping[str, float]:
         """Descend from the client's own model with the pull towards its target."""
-        start = ModelState(down["own"], down["model"].buffers)
-        return {"loss": client.train(start, proximal=self.rho, anchor=down["target"])}
+        own: ModelState = client.state["personal"]
+        loss = client.train(own, proximal=self.rho, anchor=down["target"])
+        client.state["personal"] = client.model.state()
+        return {"loss": loss}
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the client's model."""
@@ -101,40 +108,58 @@ class FPFC(Algorithm):
         """Renew models, pairwise variables and targets; the shared model is their mean."""
         extra = {name: value.clone() for name, value in server.extra.items()}
         models, fused, duals = extra["models"], extra["fused"], extra["duals"]
-        present = set()
+        present = torch.zeros(len(models), dtype=torch.bool)
         for _, update in updates:
             position = update.tensors["position"]
-            present.add(position)
+            present[position] = True
             models[position] = update.tensors["parameters"]
-        for pair, (i, j) in enumerate(itertools.combinations(range(len(models)), 2)):
-            if i in present or j in present:
-                shifted = models[i] - models[j] + duals[pair] / self.rho
-                fused[pair] = self.fuse(shifted)
-                duals[pair] = self.rho * (shifted - fused[pair])
+        first, second = _pairs(len(models))
+        touched = present[first] | present[second]
+        differences = models[first[touched]] - models[second[touched]]
+        shifted = differences + duals[touched] / self.rho
+        fused[touched] = self.fuse(shifted)
+        # The dual is part of `shifted` already: v + rho (w_i - w_j - theta).
+        duals[touched] = self.rho * (shifted - fused[touched])
         extra["targets"] = self.targets(models, fused, duals)
         buffers = updates.mean_buffers(server, "uniform")
-        return server.at(aggregation.mean(list(models)), buffers).keeping(**extra)
+        return server.at(aggregation.mean(models), buffers).keeping(**extra)
 
-    def fuse(self, difference: Tensor) -> Tensor:
-        """Return the proximal map of the penalty at the difference of two models."""
+    def fuse(self, differences: Tensor) -> Tensor:
+        """Return the proximal map of the penalty at each row of `differences`."""
         rho, lam, a, xi = self.rho, self.lam, self.a, self.xi
         if lam == 0.0:
-            return difference
-        norm = float(torch.linalg.vector_norm(difference.double()))
-        if norm <= xi + lam / rho:
-            return difference * (xi * rho / (lam + xi * rho))
-        if norm <= lam + lam / rho:
-            return difference * (1.0 - lam / (rho * norm))
-        if norm <= a * lam:
-            shrunk = max(0.0, 1.0 - a * lam / ((a - 1.0) * rho * norm))
-            return difference * (shrunk / (1.0 - 1.0 / ((a - 1.0) * rho)))
-        return difference
+            return differences
+        norms = torch.linalg.vector_norm(differences.double(), dim=1)
+        steep = 1.0 / ((a - 1.0) * rho)
+        factors = torch.where(
+            norms <= xi + lam / rho,
+            xi * rho / (lam + xi * rho),
+            torch.where(
+                norms <= lam + lam / rho,
+                1.0 - lam / (rho * norms),
+                torch.where(
+                    norms <= a * lam,
+                    (1.0 - a * lam * steep / norms).clamp(min=0.0) / (1.0 - steep),
+                    1.0,
+                ),
+            ),
+        )
+        return differences * factors.to(differences.dtype)[:, None]
 
     def targets(self, models: Tensor, fused: Tensor, duals: Tensor) -> Tensor:
         """Return each client's target: the mean of what the others' models ask it to be."""
         totals = models.sum(dim=0).repeat(len(models), 1)
-        for pair, (i, j) in enumerate(itertools.combinations(range(len(models)), 2)):
-            pull = fused[pair] - duals[pair] / self.rho
-            totals[i] += pull
-            totals[j] -= pull
-        return totals / len(models)
+        first, second = _pairs(len(models))
+        pulls = fused - duals / self.rho
+        return totals.index_add_(0, first, pulls).index_add_(0, second, -pulls) / len(models)
+
+    def personal_model(self, state: Mapping[str, Any]) -> ModelState | None:
+        """Return the client's own model."""
+        personal: ModelState = state["personal"]
+        return personal
+
+
+def _pairs(count: int) -> tuple[Tensor, Tensor]:
+    """Return the positions of the two ends of every pair; the first one is the smaller."""
+    first, second = torch.triu_indices(count, count, 1)
+    return first, second

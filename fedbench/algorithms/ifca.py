@@ -1,12 +1,12 @@
 """IFCA: Ghosh, Chung, Yin and Ramchandran, *An Efficient Framework for Clustered Federated
-Learning*, NeurIPS 2020, algorithm 1 with model averaging (arXiv:2006.04088).
+Learning*, NeurIPS 2020, algorithm 1 with model or gradient averaging (arXiv:2006.04088).
 """  # noqa: D205
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -22,14 +22,14 @@ from fedbench.algorithms.base import (
     Weighting,
     hyperparameter,
 )
-from fedbench.training import ModelState, evaluate_batches
+from fedbench.training import ModelState, evaluate_batches, full_gradient
 
 __all__ = ["IFCA"]
 
 
 @dataclass(frozen=True)
 class IFCA(Algorithm):
-    """Each client joins the cluster whose model fits its data best and trains that model.
+    r"""Each client joins the cluster whose model fits its data best and trains that model.
 
     A client evaluates all centres on its own data (in evaluation mode, drawing nothing), takes
     the one with the smallest loss, the first among equals, and trains from it. The server adds to
@@ -45,6 +45,11 @@ class IFCA(Algorithm):
         initial model itself.
     weighting : {"samples", "uniform"}
         Weight of a client's update within its cluster.
+    averaging : {"model", "gradient"}
+        The paper's option II, the mean change of the models that a cluster's clients trained, or
+        its option I: each client sends its full gradient :math:`g_i` at the chosen centre, which
+        moves by :math:`-\eta / |S| \sum g_i` with the clients' learning rate and the size of the
+        whole cohort.
     """
 
     stateful: ClassVar[bool] = True
@@ -52,6 +57,7 @@ class IFCA(Algorithm):
     clusters: int = hyperparameter(2, low=1)
     spread: float = hyperparameter(0.1, low=0.0)
     weighting: Weighting = hyperparameter("samples", choices=WEIGHTINGS)
+    averaging: Literal["model", "gradient"] = hyperparameter("model", choices=("model", "gradient"))
 
     def init_server(self, setup: ServerSetup) -> ServerState:
         """Make the centres: the initial model, and perturbed copies of it."""
@@ -86,7 +92,12 @@ class IFCA(Algorithm):
             losses.append(evaluate_batches(client.model, *client.data, client.loss).loss)
         chosen = losses.index(min(losses))
         client.state["cluster"] = chosen
-        return {"loss": client.train(down["centers"][chosen])}
+        if self.averaging == "model":
+            return {"loss": client.train(down["centers"][chosen])}
+        client.model.load(down["centers"][chosen])
+        gradient = full_gradient(client.model, client.data, client.loss)
+        client.model.flat.sub_(gradient, alpha=client.work.lr)
+        return {"loss": losses[chosen] / client.num_samples}
 
     def uplink(self, client: Client, down: Mapping[str, Any]) -> Update:
         """Send the change of the chosen centre."""
@@ -97,16 +108,22 @@ class IFCA(Algorithm):
     def aggregate(self, server: ServerState, updates: Updates) -> ServerState:
         """Move every centre by the mean change of its clients."""
         centers: list[ModelState] = list(server.extra["centers"])
+        cohort = self._weight(updates) if self.averaging == "gradient" else None
         for index, center in enumerate(centers):
             members = updates.where("cluster", index)
             if members:
                 before = ServerState(center)
                 moved = before.moved(
-                    members.mean("delta", self.weighting),
+                    members.mean("delta", self.weighting, total_weight=cohort),
                     members.mean_buffers(before, self.weighting),
                 )
                 centers[index] = moved.model
         return ServerState(centers[0], {"centers": centers})
+
+    def _weight(self, updates: Updates) -> float:
+        if self.weighting == "uniform":
+            return float(len(updates))
+        return float(sum(update.num_samples for _, update in updates))
 
     def evaluated_models(self, server: ServerState) -> Mapping[str, ModelState]:
         """Return every centre."""
