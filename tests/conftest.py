@@ -15,6 +15,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def pytest_collection_modifyitems(items):
+    """Let pytest-xdist keep together what shares something dear, and begin with the longest.
+
+    The build of the wheel and the tests on Ray, of which one cluster serves all, are a group each;
+    the rest goes file by file.
+    """
+    items.sort(key=_rank)  # stable, so nothing else changes
+    for item in items:
+        group = ("packaging", "ray", item.nodeid.partition("::")[0])[_rank(item)]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _rank(item):
+    if "/packaging/" in item.nodeid:
+        return 0
+    return 1 if item.get_closest_marker("ray") else 2
+
+
 WORKERS = {"sequential": None}
 """Workers of the shared executors; two where the backend allows a choice."""
 
