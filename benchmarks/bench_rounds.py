@@ -15,10 +15,10 @@ import torch
 
 import fedbench
 from fedbench.executors import EXECUTORS
+from fedbench.peers.plain import PlainLoop
 
 sys.path.insert(0, str(Path(__file__).parent))
 from interleaved import interleaved
-from plain_loop import PlainLoop
 from round_workloads import ROUND_WORKLOADS
 
 SMOKE = ("logreg",)

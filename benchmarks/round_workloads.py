@@ -2,31 +2,9 @@
 
 import functools
 
-import torch
-
 from fedbench import models
-from fedbench.data import FederatedDataset
+from fedbench.peers.workloads import logreg, random_dataset, resnet18_step
 from fedbench.workloads import Workload
-
-
-def random_dataset(seed=0, *, shape, classes, clients, samples, tokens=False):
-    """Return random samples in equal shares; the values do not matter for the time."""
-    generator = torch.Generator().manual_seed(seed)
-    total = clients * samples
-    if tokens:
-        inputs = torch.randint(0, classes, (total, *shape), generator=generator)
-    else:
-        inputs = torch.randn(total, *shape, generator=generator)
-    targets = torch.randint(0, classes, (total,), generator=generator)
-    partition = [torch.arange(i * samples, (i + 1) * samples) for i in range(clients)]
-    return FederatedDataset(
-        inputs,
-        targets,
-        partition,
-        test_inputs=inputs[:16],
-        test_targets=targets[:16],
-        num_classes=classes,
-    )
 
 
 def _workload(name, model, *, batch_size, lr, clients, **data):
@@ -39,20 +17,6 @@ def _workload(name, model, *, batch_size, lr, clients, **data):
         rounds=1,
         lr=lr,
         batch_size=batch_size,
-    )
-
-
-def logistic_regression():
-    """Return logistic regression 784 -> 10, 100 clients of 100 samples, batch 10."""
-    return _workload(
-        "logreg",
-        functools.partial(models.logistic_regression, 784, 10),
-        batch_size=10,
-        lr=0.01,
-        shape=(784,),
-        classes=10,
-        clients=100,
-        samples=100,
     )
 
 
@@ -84,20 +48,6 @@ def cifar_cnn():
     )
 
 
-def resnet18_step():
-    """Return ResNet-18 (GroupNorm, ImageNet stem), 10 clients with one step of batch 8."""
-    return _workload(
-        "resnet18-step",
-        functools.partial(models.resnet18, stem="imagenet"),
-        batch_size=8,
-        lr=0.01,
-        shape=(3, 32, 32),
-        classes=10,
-        clients=10,
-        samples=8,
-    )
-
-
 def char_lstm():
     """Return the 2x256 character LSTM, 10 clients of 20 sequences of 80, batch 10."""
     return _workload(
@@ -114,7 +64,7 @@ def char_lstm():
 
 
 ROUND_WORKLOADS = {
-    "logreg": logistic_regression,
+    "logreg": logreg,
     "fedavg-cnn": fedavg_cnn,
     "cifar-cnn": cifar_cnn,
     "resnet18-step": resnet18_step,

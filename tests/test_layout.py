@@ -108,7 +108,8 @@ def test_make_test_installs_every_extra() -> None:
         re.findall(r"^(\w+_EXTRAS) := (.+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     )
     extras = settings["TEST_EXTRAS"].replace("$(RUN_EXTRAS)", settings["RUN_EXTRAS"]).split(",")
-    assert set(extras) == set(project["optional-dependencies"])
+    # Other frameworks, which want older versions of what they share with us: `fedbench peers`.
+    assert set(extras) == set(project["optional-dependencies"]) - {"flower", "pfl"}
 
 
 def test_constraints_pin_exact_versions() -> None:

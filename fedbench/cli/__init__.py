@@ -48,6 +48,9 @@ COMMANDS = {
     "compare": Command(
         "fedbench.cli.compare_command:compare", "Show what changed between two reports."
     ),
+    "peers": Command(
+        "fedbench.cli.peers_command:peers", "Run the same job in other frameworks, and compare."
+    ),
     "run": Command("fedbench.cli.run_command:run", "Run one simulation and print its metrics."),
     "verify": Command(
         "fedbench.cli.verify_command:verify",

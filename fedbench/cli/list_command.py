@@ -20,6 +20,8 @@ TABLES = {
     "models": "fedbench.models:MODELS",
     "losses": "fedbench.training:LOSSES",
     "rules": "fedbench.aggregation.rules:RULES",
+    "peers": "fedbench.peers:PEERS",
+    "peer-workloads": "fedbench.peers:PEER_WORKLOADS",
 }
 """Title to registry."""
 
@@ -36,7 +38,7 @@ def list_names(tables: tuple[str, ...]) -> None:
     """List the names that the other commands take, each with one line.
 
     TABLE is one of workloads, algorithms, backends, datasets, partitioners, models, losses,
-    rules (of robust aggregation); all by default.
+    rules (of robust aggregation), peers, peer-workloads; all by default.
     """
     for title in tables:
         if title not in TABLES:
