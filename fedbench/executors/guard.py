@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -23,6 +25,7 @@ __all__ = ["ALIGNMENT", "Guarded", "aligned_bytes", "isolate", "kept_strides", "
 ALIGNMENT = 64
 """Bytes; what torch's own CPU allocator gives, so fresh and transported tensors are alike."""
 
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ATOMS = (int, float, str, bytes, bool, type(None), complex)
 
 
@@ -44,7 +47,7 @@ def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def isolate(value: Any) -> Any:
-    """Return `value` with its tensors, arrays and mutable containers copied.
+    """Return `value` with its tensors, arrays, random generators and mutable containers copied.
 
     Follows dict, list, tuple, set and dataclass instances and their subclasses as far as these
     copy like their base; a module is deep-copied; other objects are passed as they are. Tensors
@@ -78,16 +81,20 @@ def named_arrays(
 
 
 def _contents(container: Any) -> list[Any]:
-    """Return what a mutable container holds, in order."""
+    """Return what a mutable container holds, in order, or the state of a random generator."""
+    if isinstance(container, _GENERATORS):
+        return [pickle.dumps(container)]
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
     return list(container)
 
 
 def _named_containers(value: Any, path: str = "broadcast") -> Iterator[tuple[str, Any]]:
-    """Yield every dict, list and set inside containers with a path that names it."""
+    """Yield every dict, list, set and random generator inside containers with its path."""
     children: Any = ()
-    if isinstance(value, dict):
+    if isinstance(value, _GENERATORS):
+        yield path, value
+    elif isinstance(value, dict):
         yield path, value
         children = ((f"{path}[{key!r}]", child) for key, child in value.items())
     elif isinstance(value, (list, tuple)):
@@ -144,7 +151,10 @@ class Guarded:
         ]
         for name, container, before in self._containers:
             now = _contents(container)
-            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+            if len(now) != len(before) or any(
+                a is not b and not (type(a) is bytes and a == b)
+                for a, b in zip(now, before, strict=True)
+            ):
                 changed.append(name)
         return _modified(changed) if changed else None
 
@@ -174,7 +184,8 @@ def _modified(names: list[str]) -> BroadcastModifiedError:
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return BroadcastModifiedError(
         f"the broadcast must not be written to by a task, got a write to {shown}. "
-        "Work on a copy: clone() of a tensor, copy() of an array, dict or list."
+        "Work on a copy: clone() of a tensor, copy() of an array, dict or list, copy.deepcopy() of "
+        "a random generator."
     )
 
 
@@ -226,7 +237,7 @@ def _rebuild(value: Any, copy_leaf: Callable[[Any], Any], memo: dict[Any, Any]) 
     copied: Any
     if isinstance(value, (torch.Tensor, np.ndarray)):
         copied = copy_leaf(value)
-    elif isinstance(value, torch.nn.Module):
+    elif isinstance(value, (torch.nn.Module, *_GENERATORS)):
         copied = copy.deepcopy(value)
     elif isinstance(value, dict):
         copied = copy.copy(value)  # keeps the subclass: OrderedDict, defaultdict, ...

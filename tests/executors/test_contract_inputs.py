@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -171,6 +172,36 @@ def test_an_item_belongs_to_its_task(executor):
     results = executor.map(task, [item, item])
     assert item.data.eq(1).all()
     assert all(result.eq(2).all() and offset == 0 for result, offset in results)
+
+
+GENERATORS = {
+    "torch": (
+        lambda: torch.Generator().manual_seed(5),
+        lambda g: float(torch.rand((), generator=g)),
+    ),
+    "numpy": (lambda: np.random.default_rng(5), lambda g: float(g.random())),
+    "numpy-legacy": (lambda: np.random.RandomState(5), lambda g: float(g.random_sample())),
+    "python": (lambda: random.Random(5), lambda g: g.random()),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_random_generator_as_an_item_belongs_to_its_task(executor, kind):
+    make, draw = GENERATORS[kind]
+    generator = make()
+    expected = draw(make())
+    for _ in range(2):
+        assert executor.map(draw, [generator, generator]) == [expected] * 2
+    assert draw(generator) == expected
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_drawing_from_a_random_generator_of_the_broadcast_is_a_write(executor, kind):
+    make, draw = GENERATORS[kind]
+    with pytest.raises(ClientTaskError) as failed:
+        executor.map(lambda b, i: draw(b["rng"]), range(2), broadcast={"rng": make()})
+    assert isinstance(failed.value.__cause__, BroadcastModifiedError)
+    assert "broadcast['rng']" in str(failed.value.__cause__)
 
 
 def test_items_are_aligned(executor):
