@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,6 +16,7 @@ __all__ = [
     "checked_cohort",
     "checked_model",
     "loaded_dataset",
+    "positions_of",
     "positive",
     "resolve_algorithm",
     "resolve_executor",
@@ -93,3 +94,24 @@ def checked_cohort(size: int, num_clients: int) -> int:
             f"cohort_size must be at most the number of clients, {num_clients}, got {size}."
         )
     return size
+
+
+def positions_of(
+    client_ids: Sequence[int | str], wanted: str | Iterable[int | str]
+) -> Sequence[int]:
+    """Return the positions of clients in the population; ``"all"`` stands for everyone."""
+    if wanted == "all":
+        return range(len(client_ids))
+    if isinstance(wanted, str):
+        raise ValueError(  # noqa: TRY004 - 'all' would do
+            f"clients must be 'all' or a list of client ids, got {wanted!r}."
+        )
+    positions = {client_id: position for position, client_id in enumerate(client_ids)}
+    listed = list(wanted)
+    unknown = [client_id for client_id in listed if client_id not in positions]
+    if unknown:
+        raise ValueError(
+            f"clients must be ids of the data's clients, got {unknown[0]!r}. They are in "
+            f"dataset.client_ids."
+        )
+    return [positions[client_id] for client_id in listed]

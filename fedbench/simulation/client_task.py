@@ -1,52 +1,44 @@
-"""What runs inside the workers: the client task and the evaluation task.
+"""What trains inside the workers: the client task.
 
-Both are small objects. What never changes during a simulation (data, model, algorithm) is the
+It is a small object. What never changes during a simulation (data, model, algorithm) is the
 :class:`ClientSide`, which every worker receives once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedbench.algorithms import Algorithm, Client, Update
 from fedbench.data import ClientData, FederatedDataset
 from fedbench.executors import Resident
 from fedbench.reproducibility import (
     generator_scope,
+    numpy_generator,
     redirect_global_generators,
     torch_generator,
 )
 from fedbench.simulation.arguments import checked_model
+from fedbench.simulation.compression import Compression, compressed, num_bytes
 from fedbench.simulation.devices import device_draws, moved
 from fedbench.simulation.enclosure import EnclosureGuard
-from fedbench.training import (
-    LOSSES,
-    EvaluationSums,
-    LocalWork,
-    Loss,
-    ModelState,
-    WorkerModel,
-    evaluate_batches,
-    worker_model,
-)
+from fedbench.simulation.options import SimulationOptions, held_out
+from fedbench.training import LOSSES, Exchange, LocalWork, Loss, WorkerModel, worker_model
 from fedbench.workloads import Workload
 
-__all__ = [
-    "ClientItem",
-    "ClientResult",
-    "ClientSide",
-    "ClientTask",
-    "EvaluationTask",
-    "num_bytes",
-]
+__all__ = ["OWN_ENTRIES", "RESIDUALS", "ClientItem", "ClientResult", "ClientSide", "ClientTask"]
+
+OWN_ENTRIES, RESIDUALS = "own entries", "uplink residuals"
+"""Where a client's state holds what never leaves it, and what compression left out."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,9 @@ class ClientSide:
     loss: Loss
     seed: int
     level: str
+    exchange: Exchange
+    compression: Compression | None
+    validation: float
     check_enclosure: bool
     around_client: Callable[[Client], None] | None = None
     device: str = "cpu"
@@ -70,6 +65,7 @@ class ClientSide:
         workload: Workload,
         dataset: FederatedDataset,
         algorithm: Algorithm,
+        options: SimulationOptions,
         *,
         seed: int,
         level: str,
@@ -83,32 +79,47 @@ class ClientSide:
             dataset=dataset,
             model=functools.partial(workload.model, seed=seed),
             algorithm=algorithm,
-            work=LocalWork(
-                epochs=workload.local_epochs,
-                batch_size=workload.batch_size,
-                lr=workload.lr,
-                momentum=workload.momentum,
-                weight_decay=workload.weight_decay,
-                nesterov=workload.nesterov,
-            ),
+            work=options.work(workload),
             loss=LOSSES.load(workload.loss),
             seed=seed,
             level=level,
+            exchange=options.exchange,
+            compression=options.compression,
+            validation=options.validation,
             **watching,
         )
 
     def worker_model(self) -> WorkerModel:
         """Return this worker's model, built without touching any global generator."""
-        return worker_model(self, lambda: self._build().to(self.device))
+        return worker_model(self, lambda: self._build().to(self.device), self.exchange)
 
     def server_model(self) -> WorkerModel:
         """Return the server's own model, which is in CPU memory whatever the clients' device."""
-        return self.worker_model() if self.device == "cpu" else WorkerModel(self._build())
+        if self.device == "cpu":
+            return self.worker_model()
+        return WorkerModel(self._build(), self.exchange)
 
-    def client_data(self, position: int) -> ClientData:
-        """Return copies of a client's samples, on the clients' device."""
-        data: ClientData = self.there(self.dataset.client(position))
-        return data
+    def train_size(self, position: int) -> int:
+        """Return the number of samples that the client at `position` trains on."""
+        size = self.dataset.client_size(position)
+        return size - held_out(size, self.validation)
+
+    def client_data(self, position: int) -> tuple[ClientData, ClientData]:
+        """Return copies of the samples that a client trains on and of those it evaluates on.
+
+        They are on the clients' device, and the same where nothing is held out for validation.
+        """
+        data: ClientData = self.dataset.client(position)
+        if not self.validation:
+            there: ClientData = self.there(data)
+            return there, there
+        generator = torch_generator(self.seed, "validation", self.dataset.client_ids[position])
+        order = torch.randperm(len(data.inputs), generator=generator)
+        count = held_out(len(data.inputs), self.validation)
+        parts = [rows.sort().values for rows in (order[count:], order[:count])]
+        train, held = (ClientData(*(t.index_select(0, rows) for t in data)) for rows in parts)
+        both: tuple[ClientData, ClientData] = self.there((train, held))
+        return both
 
     def there(self, value: Any) -> Any:
         """Return `value` with its tensors on the clients' device."""
@@ -130,6 +141,7 @@ class ClientItem:
     receives: bool
     train: bool
     uplink: bool
+    lr: float
     state: dict[str, Any] = field(default_factory=dict)
     header: Mapping[str, Any] = field(default_factory=dict)
     private: Mapping[str, Any] = field(default_factory=dict)
@@ -174,84 +186,86 @@ class ClientTask:
     def __call__(self, down: Mapping[str, Any], item: ClientItem) -> ClientResult:
         """Run the client; reads `down` and its own data and state only."""
         side = self.side.value
-        scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        generator: Callable[..., torch.Generator | None] = _no_generator
-        if side.level == "L1":
-            key = (item.client_id, item.round_index)
-            scope = generator_scope(side.seed, *key, check=side.check_enclosure)
-
-            def generator(purpose: str, *more: int | str) -> torch.Generator:
-                return torch_generator(side.seed, purpose, *key, *more)
-
-        client = Client(
-            client_id=item.client_id,
-            position=item.position,
-            round_index=item.round_index,
-            data=side.client_data(item.position),
-            state=dict(side.there(item.state)),
-            model=side.worker_model(),
-            work=side.work,
-            loss=side.loss,
-            generator=generator,
-            header=item.header,
-            received=item.receives,
-            num_clients=side.dataset.num_clients,
-        )
+        state = dict(item.state)
+        # What is the simulation's own business, the algorithm does not see.
+        own, residuals = state.pop(OWN_ENTRIES, {}), state.pop(RESIDUALS, {})
+        client, scope = _client(side, item, state)
+        model = client.model
         down = side.there({**down, **item.private}) if item.receives else {}
         guard = None
         if side.check_enclosure:
-            guard = EnclosureGuard(item.client_id, item.round_index, down, client.model)
+            guard = EnclosureGuard(item.client_id, item.round_index, down, model)
         metrics: Mapping[str, float] = {}
         update: Update | None = None
-        with scope, device_draws(side.device, side.seed, item.client_id, item.round_index):
-            if side.around_client is not None:
-                side.around_client(client)
-            start = time.perf_counter()
-            if item.train:
-                metrics = _returned(Mapping, _METRICS, side.algorithm.train, client, down)
-            trained = time.perf_counter()
-            if item.uplink:
-                update = _returned(Update, "an Update", side.algorithm.uplink, client, down)
-            if side.device != "cpu":
-                update, client.state = moved((update, client.state), "cpu")
-            sent = time.perf_counter()
+        model.begin(own)
+        try:
+            with scope, device_draws(side.device, side.seed, item.client_id, item.round_index):
+                if side.around_client is not None:
+                    side.around_client(client)
+                start = time.perf_counter()
+                if item.train:
+                    metrics = _returned(Mapping, _METRICS, side.algorithm.train, client, down)
+                trained = time.perf_counter()
+                if item.uplink:
+                    update = _returned(Update, "an Update", side.algorithm.uplink, client, down)
+                own = model.kept()
+                if side.device != "cpu":
+                    update, client.state, own = moved((update, client.state, own), "cpu")
+                if side.compression is not None and update is not None:
+                    noise = functools.partial(_noise, side, item)
+                    size = model.layout.num_parameters
+                    update, residuals = compressed(side.compression, update, residuals, size, noise)
+                sent = time.perf_counter()
+        finally:
+            model.begin({})  # the worker's next task belongs to somebody else
         if guard is not None:
             guard.check("train and uplink", update.tensors if update else {}, client.state)
+        kept = client.state if side.algorithm.stateful else {}
+        simulated = {OWN_ENTRIES: own, RESIDUALS: residuals}
         return ClientResult(
             num_samples=client.num_samples,
             update=update,
-            state=client.state,
+            state={**kept, **{name: value for name, value in simulated.items() if value}},
             metrics=metrics,
             train_s=trained - start,
             uplink_s=sent - trained,
-            uplink_bytes=num_bytes(update.tensors) if update else 0,
+            uplink_bytes=num_bytes(update.tensors, model.layout) if update else 0,
         )
 
 
-@dataclass(frozen=True)
-class EvaluationTask:
-    """Evaluates a broadcast model on one chunk of the test set: ``task(broadcast, chunk)``."""
+def _client(
+    side: ClientSide, item: ClientItem, state: dict[str, Any]
+) -> tuple[Client, contextlib.AbstractContextManager[Any]]:
+    """Return the client of a task, and the scope of its random generators."""
+    scope: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    generator: Callable[..., torch.Generator | None] = _no_generator
+    if side.level == "L1":
+        key = (item.client_id, item.round_index)
+        scope = generator_scope(side.seed, *key, check=side.check_enclosure)
 
-    side: Resident[ClientSide]
+        def generator(purpose: str, *more: int | str) -> torch.Generator:
+            return torch_generator(side.seed, purpose, *key, *more)
 
-    def __call__(
-        self, models: Mapping[str, ModelState], chunk: tuple[str, int, int]
-    ) -> EvaluationSums:
-        """Return the sums of the model ``chunk[0]`` over a range of the test samples."""
-        side = self.side.value
-        split, start, stop = chunk
-        model = side.worker_model()
-        model.load(models[split])
-        rows = slice(start, stop)
-        dataset = side.dataset
-        samples = (dataset.test_inputs[rows], dataset.test_targets[rows])
-        return evaluate_batches(model, *side.there(samples), side.loss)
+    client = Client(
+        client_id=item.client_id,
+        position=item.position,
+        round_index=item.round_index,
+        data=side.client_data(item.position)[0],
+        state=dict(side.there(state)),
+        model=side.worker_model(),
+        work=dataclasses.replace(side.work, lr=item.lr),
+        loss=side.loss,
+        generator=generator,
+        header=item.header,
+        received=item.receives,
+        num_clients=side.dataset.num_clients,
+    )
+    return client, scope
 
 
-def num_bytes(value: Any) -> int:
-    """Return the bytes of all tensors in a nested mapping."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(num_bytes(entry) for entry in value.values())
-    return 0
+def _noise(side: ClientSide, item: ClientItem, entry: str) -> np.random.Generator:
+    """Return the generator of a compression that rounds at random."""
+    if side.level == "L1":
+        return numpy_generator(side.seed, "noise", item.client_id, item.round_index, entry)
+    # Level L0: from the process's global generator, as everything else of the client.
+    return np.random.default_rng(np.random.randint(0, 2**31, size=4))  # noqa: NPY002

@@ -40,18 +40,24 @@ class UpdateReducer:
     ----------
     reduction : mapping of str to Reduction
         What the algorithm reads of the updates.
+    integers : {"max", "server", "sum"}
+        What becomes of integer buffers.
     """
 
     order_independent = True
 
-    def __init__(self, reduction: Mapping[str, Reduction]) -> None:
+    def __init__(self, reduction: Mapping[str, Reduction], integers: str = "max") -> None:
         self.reduction = reduction
-        self.means = {name: StreamingMean(entry.like) for name, entry in reduction.items()}
+        self.integers = integers
+        rule = "sum" if integers == "sum" else "max"
+        self.means = {
+            name: StreamingMean(entry.like, integers=rule) for name, entry in reduction.items()
+        }
         self.count = 0
 
     def empty(self) -> UpdateReducer:
         """Return a reducer of the same entries without any update."""
-        return UpdateReducer(self.reduction)
+        return UpdateReducer(self.reduction, self.integers)
 
     def add(self, *updates: Update | None) -> None:
         """Add the entries of updates; a client that sent nothing adds nothing."""
@@ -74,7 +80,7 @@ class ReducedUpdates(Updates):
     """Updates of which only the sums are left."""
 
     def __init__(self, reducer: UpdateReducer) -> None:
-        super().__init__((), ())
+        super().__init__((), (), integers=reducer.integers)
         self._reducer = reducer
 
     def __len__(self) -> int:
@@ -85,6 +91,10 @@ class ReducedUpdates(Updates):
             "the updates of this round were folded in the workers and cannot be read one by one. "
             "Let the algorithm's reduction() return None."
         )
+
+    def carries(self, name: str) -> bool:
+        """Return whether the updates had the entry `name`."""
+        return name in self._reducer.reduction
 
     def mean(
         self, name: str, weighting: str = "samples", *, total_weight: float | None = None
@@ -124,7 +134,7 @@ def reduced(
     reducer = executor.map_reduce(
         ReducingTask(work.task),
         work.jobs,
-        UpdateReducer(reduction),
+        UpdateReducer(reduction, work.integers),
         broadcast=down,
         on_result=reports.__setitem__,
         costs=work.costs,

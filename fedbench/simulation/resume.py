@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["digest_of", "restore", "save"]
 
+_EVALUATION = "evaluate_clients"
+
 
 def digest_of(server: ServerState, client_states: Mapping[int | str, Any]) -> str:
     """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
@@ -100,5 +102,10 @@ def _identity(simulation: Simulation) -> dict[str, Any]:
         "local_epochs": workload.local_epochs,
         "batch_size": workload.batch_size,
         "lr": workload.lr,
+        "momentum": workload.momentum,
+        "weight_decay": workload.weight_decay,
+        "nesterov": workload.nesterov,
         "loss": workload.loss,
+        # Who evaluates changes nothing of what follows.
+        "options": {k: v for k, v in simulation.options.changed().items() if k != _EVALUATION},
     }

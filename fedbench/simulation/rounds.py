@@ -1,4 +1,4 @@
-"""The parts of a round that the server does: planning, making tasks, aggregating, evaluating."""
+"""The parts of a round that the server does: planning, making tasks, aggregating."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 from fedbench.algorithms import Algorithm, RoundContext, RoundPlan, ServerState, Updates
 from fedbench.executors import Executor, Resident
 from fedbench.reproducibility import python_random
-from fedbench.simulation.client_task import (
-    ClientItem,
-    ClientResult,
-    ClientSide,
-    ClientTask,
-    EvaluationTask,
-)
+from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, ClientTask
+from fedbench.simulation.participation import Sampler
 from fedbench.simulation.vectorized import VectorizedTask, chunks
-from fedbench.training import EvaluationSums, VectorizedModel
+from fedbench.training import VectorizedModel
 
 __all__ = [
     "Dispatch",
@@ -25,7 +20,6 @@ __all__ = [
     "aggregated",
     "client_items",
     "dispatch",
-    "evaluated",
     "mapped",
     "round_context",
     "unobserved",
@@ -34,27 +28,20 @@ __all__ = [
 Observer = Callable[[str, int | str | None, Any], None]
 """``observer(phase, client_id, state)``: is shown what each phase of a round left."""
 
-EVALUATION_CHUNK = 256
-"""Test samples in an evaluation task. Fixed, so that sums do not depend on the workers."""
-
 
 def unobserved(phase: str, client: int | str | None, state: Any) -> None:
     """Nobody looks."""
 
 
-def round_context(side: ClientSide, index: int, cohort_size: int) -> RoundContext:
-    """Sample the cohort of round `index`, in time and memory of the cohort alone."""
-    population = side.dataset.num_clients
+def round_context(side: ClientSide, index: int, sample: Sampler) -> RoundContext:
+    """Sample the cohort of round `index`."""
 
     def generator(purpose: str) -> Any:
         return python_random(side.seed, purpose, index)
 
-    if cohort_size == population:
-        cohort = tuple(range(population))
-    else:
-        select = python_random(side.seed, "select", side.algorithm.selection_round(index))
-        cohort = tuple(select.sample(range(population), cohort_size))
-    return RoundContext(index, cohort, population, generator)
+    chosen = side.algorithm.selection_round(index)
+    cohort = sample(chosen, python_random(side.seed, "select", chosen))
+    return RoundContext(index, cohort, side.dataset.num_clients, generator)
 
 
 def client_items(
@@ -62,6 +49,7 @@ def client_items(
     server: ServerState,
     plan: RoundPlan,
     index: int,
+    lr: float,
     state_of: Callable[[int | str], dict[str, Any]],
 ) -> list[ClientItem]:
     """Return the part of every participant of the plan, in plan order."""
@@ -75,6 +63,7 @@ def client_items(
             receives=position in receives,
             train=position in train,
             uplink=position in uplink,
+            lr=lr,
             state=state_of(ids[position]),
             header=plan.header,
             private=side.algorithm.broadcast_to(server, position),
@@ -97,12 +86,15 @@ class Dispatch:
         Samples of each job.
     places : sequence of tuple of int or None
         Where the clients of each job stand in the plan; None if each job is one client.
+    integers : {"max", "server", "sum"}
+        What becomes of integer buffers.
     """
 
     task: Callable[..., Any]
     jobs: Sequence[Any]
     costs: Sequence[float] | None
     places: Sequence[tuple[int, ...]] | None = None
+    integers: str = "max"
 
     def in_plan_order(self, done: Sequence[Any]) -> list[ClientResult]:
         """Return the results of the jobs, one for each client."""
@@ -124,9 +116,11 @@ def dispatch(
 
     The largest start first; but at L0 clients draw from one generator and keep their order.
     """
-    sizes = [side.value.dataset.client_size(item.position) for item in items]
+    sizes = [side.value.train_size(item.position) for item in items]
     if model is None or not items:
-        return Dispatch(ClientTask(side), items, None if side.value.level == "L0" else sizes)
+        costs = None if side.value.level == "L0" else sizes
+        integers = side.value.exchange.integers
+        return Dispatch(ClientTask(side), items, costs, integers=integers)
     places = chunks(sizes, model.layout.numel, workers)
     return Dispatch(
         VectorizedTask(side, model),
@@ -147,7 +141,8 @@ def mapped(
         for item, result in zip(items, results, strict=True)
         if result.update is not None
     ]
-    return results, Updates([client for client, _ in sent], [update for _, update in sent])
+    clients, updates = [client for client, _ in sent], [update for _, update in sent]
+    return results, Updates(clients, updates, integers=work.integers)
 
 
 def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> ServerState:
@@ -161,21 +156,3 @@ def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> S
         )
     new: ServerState = state
     return new
-
-
-def evaluated(
-    executor: Executor, side: Resident[ClientSide], server: ServerState
-) -> dict[str, dict[str, float]]:
-    """Return the metrics of every model that the algorithm evaluates, by split."""
-    total = len(side.value.dataset.test_targets)
-    models = side.value.algorithm.evaluated_models(server)
-    chunks = [
-        (split, start, min(start + EVALUATION_CHUNK, total))
-        for split in models
-        for start in range(0, total, EVALUATION_CHUNK)
-    ]
-    sums = executor.map(EvaluationTask(side), chunks, broadcast=dict(models))
-    totals = dict.fromkeys(models, EvaluationSums())
-    for (split, _, _), part in zip(chunks, sums, strict=True):
-        totals[split] += part
-    return {split: part.metrics(side.value.loss) for split, part in totals.items()}

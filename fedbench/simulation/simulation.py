@@ -8,14 +8,13 @@ executor runs it. A round either succeeds and is committed as a whole, or leaves
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from fedbench.algorithms import Algorithm, Client, ServerSetup, ServerState, Updates
+from fedbench.algorithms import Algorithm, Client, ServerSetup, ServerState
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
@@ -23,27 +22,20 @@ from fedbench.reproducibility import level_or_default, pinned, torch_generator
 from fedbench.simulation.arguments import (
     checked_cohort,
     loaded_dataset,
+    positions_of,
     positive,
     resolve_algorithm,
     resolve_executor,
     resolve_workload,
 )
 from fedbench.simulation.checkpoint import prepare_folder
-from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide
+from fedbench.simulation.client_task import ClientSide
 from fedbench.simulation.devices import checked_device
 from fedbench.simulation.history import History, RoundRecord
-from fedbench.simulation.measure import PhaseClock, mean_metrics, round_seconds
-from fedbench.simulation.reduction import trained
+from fedbench.simulation.one_round import Committed, RoundRunner
+from fedbench.simulation.options import make_options
 from fedbench.simulation.resume import digest_of, restore, save
-from fedbench.simulation.rounds import (
-    Observer,
-    aggregated,
-    client_items,
-    dispatch,
-    evaluated,
-    round_context,
-    unobserved,
-)
+from fedbench.simulation.rounds import Observer, unobserved
 from fedbench.simulation.vectorized import vectorized_side
 from fedbench.workloads import Workload
 
@@ -100,6 +92,9 @@ class Simulation:
         and ``"evaluate"``. What it is given is to be read only.
     around_client : callable, optional
         Called with the :class:`~fedbench.algorithms.Client` in its task before it trains.
+    **options
+        Participation, simulated faults, schedules, optimisers, exchange, compression and
+        evaluation: the fields of :class:`SimulationOptions`. They replace those of the workload.
 
     Attributes
     ----------
@@ -140,6 +135,7 @@ class Simulation:
         device: str = "cpu",
         observer: Observer | None = None,
         around_client: Callable[[Client], None] | None = None,
+        **options: Any,
     ) -> None:
         self.workload = resolve_workload(workload)
         self.seed = seed
@@ -150,12 +146,16 @@ class Simulation:
             self.workload.cohort_size if cohort_size is None else cohort_size,
             self.dataset.num_clients,
         )
+        self.options = make_options(self.workload.options, options)
+        self.options.refuse_for(self.algorithm)
+        sample = self.options.participation.sampler(self.dataset, self.cohort_size)
         self._executor, self._owns_executor = resolve_executor(executor, workers)
         self._side = Resident(
             ClientSide.of(
                 self.workload,
                 self.dataset,
                 self.algorithm,
+                self.options,
                 seed=seed,
                 level=self.level,
                 check_enclosure=check_enclosure,
@@ -163,12 +163,18 @@ class Simulation:
                 device=checked_device(device, self._executor.backend),
             )
         )
-        self._observe: Observer = observer or unobserved
-        self._reduce_in_workers = reduce_in_workers
         wanted = self.workload.vectorized if vectorized is None else vectorized
-        self._stacked = vectorized_side(self._side.value) if wanted else None
         self._model = self._side.value.server_model()
-        self._initial = self._model.state()
+        self._rounds = RoundRunner(
+            side=self._side,
+            options=self.options,
+            sample=sample,
+            initial=self._model.state(),
+            model=self._model,
+            stacked=vectorized_side(self._side.value) if wanted else None,
+            reduce_in_workers=reduce_in_workers,
+            observe=observer or unobserved,
+        )
         self._server: ServerState = self.algorithm.init_server(
             ServerSetup(
                 model=self._model.state(),
@@ -211,6 +217,15 @@ class Simulation:
     def num_parameters(self) -> int:
         """Number of trainable parameters of the model."""
         return self._model.layout.num_parameters
+
+    def __repr__(self) -> str:
+        changed = self.options.changed()
+        further = "".join(f", {name}={value}" for name, value in changed.items())
+        return (
+            f"Simulation({self.workload.name!r}, {self.algorithm!r}, {self._executor.backend}, "
+            f"seed={self.seed}, {self.cohort_size} of {self.dataset.num_clients} clients, "
+            f"{self.rounds_done} rounds done{further})"
+        )
 
     def __enter__(self) -> Self:
         _ = self.executor
@@ -316,45 +331,31 @@ class Simulation:
         evaluate : bool
             Evaluate the server's new model on the test samples.
         """
-        clock = PhaseClock()
-        index = self.rounds_done
-        begin = time.perf_counter()
-        with clock("broadcast"):
-            context = round_context(self._side.value, index, self.cohort_size)
-            plan = self.algorithm.plan(self.server, context)
-            down = self.algorithm.broadcast(self.server, plan)
-            items = client_items(self._side.value, self.server, plan, index, self._state_of)
-        self._observe("broadcast", None, down)
-        results, updates, reduces = self._train(items, down)
-        for item, result in zip(items, results, strict=True):
-            trained = {"state": result.state, "metrics": dict(result.metrics)}
-            self._observe("train", item.client_id, trained)
-            if result.update is not None:
-                self._observe("uplink", item.client_id, dict(result.update.tensors))
-        with clock("aggregate"):
-            server = aggregated(self.algorithm, self.server, updates)
-        self._observe("aggregate", None, server)
-        total = time.perf_counter() - begin
-        metrics = {"train": mean_metrics(results)}
-        if evaluate:
-            with clock("evaluate"):
-                metrics |= evaluated(self.executor, self._side, server)
-            self._observe("evaluate", None, metrics)
-        record = RoundRecord(
-            round=index + 1,
-            cohort=tuple(self.dataset.client_ids[position] for position in context.cohort),
-            metrics=metrics,
-            seconds=round_seconds(clock, results, total),
-            task_s=sum(result.train_s + result.uplink_s for result in results),
-            uplink_bytes=sum(result.uplink_bytes for result in results),
-            reduced_in_workers=reduces,
-        )
-        self._commit(server, items, results, record)
-        return record
+        outcome = self._rounds.run(self.executor, self._committed(), evaluate=evaluate)
+        self.server = outcome.server
+        self.client_states |= outcome.clients
+        self.rounds_done += 1
+        self.history.records.append(outcome.record)
+        return outcome.record
 
-    def evaluate(self) -> dict[str, dict[str, float]]:
-        """Return the metrics of the server's models by split; mostly there is one, ``"test"``."""
-        return evaluated(self.executor, self._side, self.server)
+    def evaluate(
+        self, clients: Literal["all"] | Iterable[int | str] = ()
+    ) -> dict[str, dict[str, float]]:
+        """Return the metrics of the server's models by split; mostly there is one, ``"test"``.
+
+        Parameters
+        ----------
+        clients : {"all"} or iterable of (int or str)
+            Ids of clients that evaluate on their own data as well; see
+            :attr:`RoundRecord.metrics` for their splits.
+
+        Raises
+        ------
+        ValueError
+            If there is no such client.
+        """
+        positions = positions_of(self.dataset.client_ids, clients)
+        return self._rounds.evaluate(self.executor, self._committed(), positions)[0]
 
     def model_state(self) -> dict[str, Tensor]:
         """Return copies of the server model's parameters and buffers by name."""
@@ -365,33 +366,5 @@ class Simulation:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
         return digest_of(self.server, self.client_states)
 
-    def _train(
-        self, items: list[ClientItem], down: Mapping[str, Any]
-    ) -> tuple[list[ClientResult], Updates, bool]:
-        """Run the client tasks; return results, updates, and whether workers folded them."""
-        executor, asked = self.executor, self._reduce_in_workers
-        work = dispatch(self._side, items, self._stacked, executor.workers)
-        reduction = None
-        if asked is not False and self._observe is unobserved:
-            reduction = self.algorithm.reduction(self.server)
-        return trained(executor, work, items, down, reduction, asked)
-
-    def _state_of(self, client_id: int | str) -> dict[str, Any]:
-        if not self.algorithm.stateful:
-            return {}
-        known = self.client_states.get(client_id)
-        return self.algorithm.init_client(self._initial) if known is None else known
-
-    def _commit(
-        self,
-        server: ServerState,
-        items: list[ClientItem],
-        results: list[ClientResult],
-        record: RoundRecord,
-    ) -> None:
-        self.server = server
-        if self.algorithm.stateful:
-            for item, result in zip(items, results, strict=True):
-                self.client_states[item.client_id] = result.state
-        self.rounds_done += 1
-        self.history.records.append(record)
+    def _committed(self) -> Committed:
+        return Committed(self.server, self.client_states, self.rounds_done)

@@ -6,6 +6,7 @@ executor there is. What they compute is what the clients would compute one by on
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from fedbench.data import FederatedDataset
 from fedbench.errors import VectorizationError
 from fedbench.executors import Resident
 from fedbench.reproducibility import torch_generator
-from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, num_bytes
+from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide
+from fedbench.simulation.compression import num_bytes
 from fedbench.training import (
     StackedResult,
     VectorizedModel,
@@ -85,6 +87,11 @@ def _refuse_side(side: ClientSide) -> None:
         raise VectorizationError(
             "check_enclosure and around_client watch one client at a time, and these are trained "
             "together"
+        )
+    if side.compression is not None or side.validation or side.worker_model().own_names:
+        raise VectorizationError(
+            "compression, validation, personal entries and local buffers belong to one client at "
+            "a time, and these are trained together"
         )
     if type(side.dataset).client is not FederatedDataset.client:
         raise VectorizationError(
@@ -159,7 +166,7 @@ class VectorizedTask:
                     metrics={"loss": loss},
                     train_s=seconds,
                     uplink_s=0.0,
-                    uplink_bytes=num_bytes(update.tensors) if update else 0,
+                    uplink_bytes=num_bytes(update.tensors, self.model.layout) if update else 0,
                 )
             )
         return tuple(results)
@@ -170,7 +177,7 @@ class VectorizedTask:
         keys = [(item.client_id, item.round_index) for item in items]
         return stacked_sgd(
             self.model,
-            side.work,
+            dataclasses.replace(side.work, lr=items[0].lr),
             down["model"].parameters,
             [dataset.indices(item.position) for item in items],
             dataset.inputs,

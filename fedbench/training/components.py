@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -58,9 +60,18 @@ def made(registry: Registry[Any], chosen: Any) -> Any:
 
 def described(part: Any) -> str:
     """Return a text that is the same in every process: for functions their place and name."""
-    inner = getattr(part, "func", None)
-    if inner is not None:  # functools.partial
-        options = [*map(repr, part.args), *(f"{k}={v!r}" for k, v in part.keywords.items())]
-        return f"{described(inner)}({', '.join(options)})"
+    if isinstance(part, functools.partial):
+        options = [
+            *map(described, part.args),
+            *(f"{name}={described(value)}" for name, value in part.keywords.items()),
+        ]
+        return f"{described(part.func)}({', '.join(options)})"
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = [
+            f"{field.name}={described(getattr(part, field.name))}"
+            for field in dataclasses.fields(part)
+            if field.repr
+        ]
+        return f"{type(part).__qualname__}({', '.join(fields)})"
     name = getattr(part, "__qualname__", None)
     return repr(part) if name is None else f"{part.__module__}:{name}"

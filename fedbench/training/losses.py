@@ -26,11 +26,14 @@ class Loss:
         Name of the score's mean in metrics, for example ``"accuracy"``.
     score_sum : callable
         ``(outputs, targets) -> scalar tensor``, the score summed over the batch.
+    higher_is_better : bool
+        Whether a higher score is a better one.
     """
 
     mean: Callable[[Tensor, Tensor], Tensor]
     score_name: str
     score_sum: Callable[[Tensor, Tensor], Tensor]
+    higher_is_better: bool = True
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -51,7 +54,9 @@ def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 CROSS_ENTROPY = Loss(_cross_entropy, "accuracy", _num_correct)
-MEAN_SQUARED_ERROR = Loss(_mean_squared_error, "absolute_error", _absolute_error)
+MEAN_SQUARED_ERROR = Loss(
+    _mean_squared_error, "absolute_error", _absolute_error, higher_is_better=False
+)
 
 LOSSES: Registry[Loss] = Registry(
     "loss",

@@ -68,6 +68,8 @@ class WorkerModel:
         These parameters, shape ``(layout.numel,)``. In-place writes change the model.
     trainable : list of torch.Tensor
         All trainable parameters: those of the layout in its order, then the client's own.
+    sent : list of str
+        Names of the buffers that a client sends back.
     """
 
     def __init__(self, model: nn.Module, exchange: Exchange | None = None) -> None:
@@ -87,7 +89,7 @@ class WorkerModel:
         self._carried: dict[str, Tensor] = {
             name: tensor.detach() for name, tensor in state.items() if id(tensor) not in placed
         }
-        self._sent = [name for name in self._carried if name not in roles.withheld]
+        self.sent = [name for name in self._carried if name not in roles.withheld]
         self._own = {name: state[name].detach() for name in roles.own}
         self._first = self._own_entries()
         self._requires_grad: list[tuple[Tensor, bool]] = [
@@ -116,7 +118,7 @@ class WorkerModel:
 
     def sent_buffers(self) -> dict[str, Tensor]:
         """Return copies of those buffers that a client sends back, by name."""
-        return {name: self._carried[name].clone() for name in self._sent}
+        return {name: self._carried[name].clone() for name in self.sent}
 
     def load(self, state: ModelState, own: str = "shared") -> None:
         """Copy `state` into the model, and the client's own entries with it.
@@ -155,6 +157,11 @@ class WorkerModel:
             for name, tensor in self._own.items():
                 tensor.copy_(entries[name])
             self._loaded = own
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """Names of the entries that stay on a client."""
+        return tuple(self._own)
 
     def has_own(self, own: str) -> bool:
         """Return whether the client has entries of its own for its model `own`."""

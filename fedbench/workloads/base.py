@@ -61,6 +61,9 @@ class Workload:
     vectorized : bool
         Train clients stacked, many in one task, where model and algorithm allow it; see
         :class:`fedbench.Simulation`.
+    options : mapping
+        Further options of its simulations: fields of
+        :class:`fedbench.simulation.SimulationOptions`, which checks them.
 
     Raises
     ------
@@ -87,6 +90,7 @@ class Workload:
     algorithm_options: Mapping[str, Any] = field(default_factory=dict)
     eval_every: int = 10
     vectorized: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -107,13 +111,15 @@ class Workload:
         _check_sgd(self)
         LOSSES.entry(self.loss)
         ALGORITHMS.entry(self.algorithm)
-        if not isinstance(self.algorithm_options, Mapping):
-            raise TypeError(
-                "algorithm_options must be a mapping of option names to values, got "
-                f"{type(self.algorithm_options).__name__}. Pass a dict."
-            )
-        # A copy: the caller's dict may change later.
-        object.__setattr__(self, "algorithm_options", dict(self.algorithm_options))
+        for name in ("algorithm_options", "options"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise TypeError(
+                    f"{name} must be a mapping of option names to values, got "
+                    f"{type(value).__name__}. Pass a dict."
+                )
+            # A copy: the caller's dict may change later.
+            object.__setattr__(self, name, dict(value))
 
 
 def _check_sgd(workload: Workload) -> None:

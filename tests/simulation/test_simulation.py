@@ -239,10 +239,11 @@ def test_the_history_is_tidy():
         history.last("test", "auc")
 
 
-def test_uplink_bytes_count_the_tensors_that_were_sent():
+def test_uplink_bytes_count_the_parameters_that_were_sent_and_no_padding():
     with fedbench.Simulation(tiny_workload()) as simulation:
         record = simulation.run_round()
-        assert record.uplink_bytes == 4 * simulation.server.model.parameters.nbytes
+        assert record.uplink_bytes == 4 * 4 * simulation.num_parameters
+        assert simulation.server.model.parameters.numel() > simulation.num_parameters
 
 
 def test_an_executor_that_is_given_stays_open(executor):
