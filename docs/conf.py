@@ -15,6 +15,7 @@ release = version = distribution_version("fedbench-sim")
 
 extensions = [
     "fedbench_tables",
+    "language_neutral",
     "numpydoc_references",
     "myst_parser",
     "sphinx.ext.autodoc",
@@ -22,7 +23,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "locales"]
 language = "en"
 
 # Broken references are errors. What is let through: names of other projects (the build needs no
@@ -53,7 +54,7 @@ napoleon_preprocess_types = False
 
 # One catalog per page, free of locations and ids, so that a translation changes only where the
 # English text does.
-locale_dirs = ["locale"]
+locale_dirs = ["locales"]
 gettext_compact = False
 gettext_location = False
 gettext_uuid = False
@@ -61,3 +62,5 @@ gettext_uuid = False
 html_theme = "furo"
 html_title = f"fedbench {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["fedbench.css"]

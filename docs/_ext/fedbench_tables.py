@@ -1,13 +1,15 @@
 """Directives that print tables of the package, so that the documentation cannot lag behind it.
 
 ``registry-table`` takes ``module:REGISTRY`` and lists the entries; ``report-columns`` lists the
-columns of the report; ``configuration-keys`` lists the keys of ``fedbench run``.
+columns of the report; ``configuration-keys`` lists the keys of ``fedbench run``;
+``stored-speedups`` shows the speedups of the report in ``docs/data`` and the machine it ran on.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -74,9 +76,69 @@ class ConfigurationKeys(SphinxDirective):
         return found
 
 
+class StoredSpeedups(SphinxDirective):
+    """``{stored-speedups}``: speedup and interval of each backend, from the stored report."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return two tables: the speedups, and the machine they were measured on."""
+        from fedbench.report import Report
+
+        file = Path(self.env.srcdir) / "data" / "report.json"
+        self.env.note_dependency(str(file))
+        report = Report.load(file)
+        return [*self.speedups(report), *self.machine(report)]
+
+    def speedups(self, report: Any) -> list[nodes.Node]:
+        """Return one row per workload, one column per backend and number of workers."""
+        from fedbench.report.columns import COLUMNS, rows
+
+        shown = {column.name: column.show for column in COLUMNS}
+        cells: dict[str, dict[str, str]] = {}
+        for row in rows(report):
+            configuration = row.measurement.configuration
+            if configuration.is_baseline:
+                continue
+            head = f"`{configuration.backend}`, {configuration.workers}"
+            if configuration.intraop_threads > 1:
+                head = (
+                    f"`{configuration.backend}`, `intraop_threads={configuration.intraop_threads}`"
+                )
+            low, middle, high = (
+                shown[name](row) for name in ("speedup_low", "speedup", "speedup_high")
+            )
+            text = f"{middle} ({low} - {high})" if row.measurement.ok else row.measurement.status
+            cells.setdefault(configuration.workload, {})[head] = text
+        heads = list(dict.fromkeys(head for line in cells.values() for head in line))
+        lines = [
+            (f"`{name}`", *(line.get(head, "-") for head in heads)) for name, line in cells.items()
+        ]
+        found: list[nodes.Node] = table(self, ("workload", *heads), lines)
+        return found
+
+    def machine(self, report: Any) -> list[nodes.Node]:
+        """Return what the report says of its machine."""
+        environment = report.environment
+        load = max((entry.foreign_load or 0.0) for entry in report.measurements)
+        lines = [
+            ("processor", environment["cpu"]),
+            ("cores", environment["cores_available"]),
+            ("memory, GiB", round(environment["memory_bytes"] / 2**30)),
+            ("system", f"{environment['system']} {environment['machine']}"),
+            ("Python", environment["python"]),
+            ("PyTorch", environment["packages"]["torch"]),
+            ("timed rounds per row", max(len(entry.rounds) for entry in report.measurements)),
+            ("used by other programs meanwhile, at most", f"{load:.0%}"),
+            ("date", report.created[:10]),
+        ]
+        cells = [(what, f"`{value}`") for what, value in lines]
+        found: list[nodes.Node] = table(self, ("measured on", ""), cells)
+        return found
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives."""
     app.add_directive("registry-table", RegistryTable)
     app.add_directive("report-columns", ReportColumns)
     app.add_directive("configuration-keys", ConfigurationKeys)
+    app.add_directive("stored-speedups", StoredSpeedups)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
