@@ -98,6 +98,27 @@ bench: $(TEST_READY) ## pytest-benchmark suites, timed (ARGS=... for pytest)
 .PHONY: env
 env: $(TEST_READY) ## only make or update the environment, with every extra
 
+.PHONY: docs-figures
+docs-figures: $(TEST_READY) ## measure anew; redraw the tables and pictures of the documentation
+	$(BIN)/fedbench report --out docs/data/report.json $(ARGS)
+	$(BIN)/fedbench report --workload digits-mlp --backend sequential processes --workers 2 \
+		--rounds 3 --trace docs/data/trace.json
+	$(BIN)/python docs/figures/draw.py
+
+.PHONY: docs-gettext
+docs-gettext: $(TEST_READY) ## update the translation catalogs in docs/locales from the English pages
+	$(call message_templates)
+	$(BIN)/sphinx-intl update -p docs/_build/gettext -d docs/locales -l zh_CN -w 0
+
+.PHONY: docs-zh
+docs-zh: $(TEST_READY) ## build the Chinese documentation into docs/_build/zh_CN, warnings are errors
+	$(BIN)/sphinx-build -W -n --keep-going -q -b html -D language=zh_CN docs docs/_build/zh_CN
+
+.PHONY: docs-translated
+docs-translated: $(TEST_READY) ## fail on what is untranslated, fuzzy or out of step
+	$(call message_templates)
+	$(BIN)/python tools/check_translations.py docs/_build/gettext docs/locales zh_CN
+
 .PHONY: format
 format: $(TEST_READY) ## format Python and C++
 	$(BIN)/ruff check --fix .
@@ -112,7 +133,14 @@ clean: ## remove build products; the environment stays (remove .venv by hand)
 help: ## this text
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+		/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+
+# The API reference and the changelog stay English.
+define message_templates
+	rm -rf docs/_build/gettext
+	$(BIN)/sphinx-build -q -b gettext docs docs/_build/gettext
+	rm -rf docs/_build/gettext/api docs/_build/gettext/changelog.pot
+endef
 
 define cpp_tests
 	$(BIN)/cmake --preset $(1)
