@@ -20,16 +20,24 @@ _WHY = {
     "matmul_precision": "torch multiplies in another precision",
     "default_dtype": "tensors are made in another dtype",
     "flush_denormal": "subnormal numbers become zero",
+    "device": "each device rounds in its own way",
+    "vectorized": "clients that are trained at once round in another way",
 }
 
 
-def pinned(intraop_threads: int = 1) -> dict[str, Any]:
+def pinned(
+    intraop_threads: int = 1, *, device: str = "cpu", vectorized: str = "no"
+) -> dict[str, Any]:
     """Return what the bits of a run in this process depend on, as plain values.
 
     Parameters
     ----------
     intraop_threads : int
         Threads that torch may use inside a client task.
+    device : str
+        Where clients train.
+    vectorized : str
+        How clients are trained at once, if they are.
 
     Returns
     -------
@@ -51,6 +59,8 @@ def pinned(intraop_threads: int = 1) -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "default_dtype": str(torch.get_default_dtype()),
         "flush_denormal": _flushes_denormals(torch),
+        "device": device,
+        "vectorized": vectorized,
         "kernel_isa": core.isa_level(),
     }
 

@@ -185,7 +185,13 @@ class Simulation:
         )
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
-        self.history = History(pinned=pinned(self._executor.intraop_threads))
+        self.history = History(
+            pinned=pinned(
+                self._executor.intraop_threads,
+                device=self._side.value.device,
+                vectorized=f"on {self._executor.workers} workers" if wanted else "no",
+            )
+        )
 
     @property
     def server(self) -> ServerState:
