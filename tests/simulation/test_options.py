@@ -1,0 +1,206 @@
+"""Every option of a simulation: the same bits on every backend and after a resume."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import fedbench
+from fedbench.algorithms import make_algorithm
+from fedbench.errors import CheckpointError, ClientTaskError, VectorizationError
+from fedbench.simulation import Lognormal, SimulationOptions, TopK, Trace, Weighted
+from tests.simulation.helpers import batch_norm_model, dropout_model, plain_model, tiny_workload
+
+
+def available(round_number):
+    return [f"client-{position}" for position in range(6) if (position + round_number) % 3]
+
+
+def halved(round_index):
+    return 0.5**round_index
+
+
+def adam(parameters, lr):
+    return torch.optim.Adam(parameters, lr, betas=(0.8, 0.9))
+
+
+def own_training(model, data, rng):
+    """One step on a random half of the client's samples."""
+    rows = torch.randperm(len(data.inputs), generator=rng)[: len(data.inputs) // 2]
+    loss = nn.functional.cross_entropy(model(data.inputs[rows]), data.targets[rows])
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.2).step()
+    return loss
+
+
+CASES = {
+    "weighted": {"participation": "weighted"},
+    "trace": {"participation": Trace(available)},
+    "dropout": {"dropout": 0.4},
+    "stragglers": {"stragglers": {"name": "lognormal", "deadline": 0.06}},
+    "schedule": {"schedule": {"name": "cosine", "rounds": 4}},
+    "own schedule": {"schedule": halved},
+    "clipping": {"clip_norm": 0.5, "clip_value": 0.1},
+    "adam": {"optimizer": "adam"},
+    "own optimizer": {"optimizer": adam},
+    "own training": {"train": own_training},
+    "local buffers": {"buffers": "local"},
+    "summed integers": {"integers": "sum"},
+    "the server's integers": {"integers": "server"},
+    "personal": {"personal": ["2.*"]},
+    "frozen": {"frozen": ["0.*"]},
+    "top k": {"compression": {"name": "top_k", "fraction": 0.2}},
+    "quantized": {"compression": "quantized"},
+    "quantized with feedback": {"compression": {"name": "quantized", "error_feedback": True}},
+    "validation": {"validation": 0.3, "evaluate_clients": "all"},
+    "everything": {
+        "participation": Weighted(),
+        "dropout": 0.2,
+        "stragglers": Lognormal(0.1),
+        "schedule": "exponential",
+        "optimizer": "rmsprop",
+        "clip_norm": 1.0,
+        "buffers": "local",
+        "personal": ["2.*"],
+        "frozen": ["0.bias"],
+        "compression": TopK(0.3),
+        "validation": 0.3,
+        "evaluate_clients": "cohort",
+    },
+}
+
+ALGORITHMS = {
+    name: "ditto" if name in ("local buffers", "personal", "validation") else "scaffold"
+    for name in CASES
+} | {"own training": "fedavg", "adam": "fedprox"}
+
+
+def make(case, executor="sequential", **changes):
+    model = dropout_model if case in ("weighted", "trace") else batch_norm_model
+    options = {**CASES[case], **changes}
+    return fedbench.Simulation(
+        tiny_workload(model),
+        algorithm=ALGORITHMS[case],
+        executor=executor,
+        seed=5,
+        **options,
+    )
+
+
+def outcome(simulation, rounds):
+    with simulation:
+        history = simulation.run(rounds)
+        return simulation.state_digest(), history.to_frame().to_json(), history.client_frame()
+
+
+@functools.cache
+def reference(case):
+    return outcome(make(case), 4)
+
+
+# What these do is done before a client runs, or is part of "everything".
+OFTEN = {"own training", "local buffers", "top k", "quantized", "validation", "everything"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
+def test_the_bits_are_those_of_sequential(executor, case):
+    digest, frame, clients = outcome(make(case, executor), 4)
+    assert digest == reference(case)[0]
+    assert frame == reference(case)[1]
+    assert clients.equals(reference(case)[2])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_has_the_bits_of_the_unbroken_one(tmp_path, case):
+    with make(case) as first:
+        first.run(2, checkpoint_dir=tmp_path)
+    with make(case, "threads") as second:
+        assert second.load_checkpoint(tmp_path) == 2
+        assert outcome(second, 2)[:2] == reference(case)[:2]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "everything"])
+def test_every_option_does_something(case):
+    plain = fedbench.Simulation(
+        make(case).workload, algorithm=ALGORITHMS[case], seed=5, evaluate_clients=None
+    )
+    digest, frame, _ = outcome(plain, 4)
+    assert (digest, frame) != reference(case)[:2]
+    if case == "the server's integers":
+        assert plain.server.model.buffers["1.num_batches_tracked"] > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_client_tasks_keep_their_enclosure(case):
+    simulation = fedbench.Simulation(
+        tiny_workload(batch_norm_model if case != "trace" else plain_model),
+        algorithm=ALGORITHMS[case],
+        check_enclosure=True,
+        **CASES[case],
+    )
+    with simulation:
+        simulation.run(2)
+
+
+def test_options_may_belong_to_the_workload():
+    workload = tiny_workload(options={"dropout": 0.5, "clip_norm": 1.0})
+    simulation = fedbench.Simulation(workload, dropout=0.0)
+    assert simulation.options == SimulationOptions(clip_norm=1.0)
+    assert "clip_norm=1.0" in repr(simulation)
+
+
+def test_a_checkpoint_belongs_to_its_options(tmp_path):
+    with fedbench.Simulation(tiny_workload(), clip_norm=1.0) as simulation:
+        simulation.run(1, checkpoint_dir=tmp_path)
+    other = fedbench.Simulation(tiny_workload(), clip_norm=2.0)
+    with pytest.raises(CheckpointError, match=r"its options is \{'clip_norm': '1.0'\}"):
+        other.load_checkpoint(tmp_path)
+    evaluating = fedbench.Simulation(tiny_workload(), clip_norm=1.0, evaluate_clients="all")
+    assert evaluating.load_checkpoint(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"droput": 0.1}, TypeError, "no option 'droput'. Did you mean 'dropout'"),
+        ({"zzz": 0.1}, TypeError, "There are participation, dropout"),
+        ({"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\)"),
+        ({"dropout": "some"}, ValueError, "dropout must be"),
+        ({"participation": "wieghted"}, ValueError, "Did you mean 'weighted'"),
+        ({"participation": 3}, TypeError, "participation must be a name"),
+        ({"stragglers": "lognormal"}, TypeError, "deadline"),
+        ({"stragglers": 2.0}, TypeError, "stragglers must be a name"),
+        ({"schedule": 0.1}, TypeError, "schedule must be a name"),
+        ({"compression": {"name": "top_k", "fraction": 0}}, ValueError, "fraction"),
+        ({"compression": 0.1}, TypeError, "compression must be a name"),
+        ({"validation": 1.0}, ValueError, "validation must be a share"),
+        ({"evaluate_clients": "some"}, ValueError, "evaluate_clients must be 'cohort', 'all'"),
+        ({"buffers": "mean"}, ValueError, "buffers must be one of"),
+        ({"personal": ["3.*"]}, ValueError, "'3.\\*' matches none"),
+        ({"clip_norm": 0}, ValueError, "clip_norm"),
+        ({"train": own_training, "algorithm": "pfedme"}, ValueError, "train must be left out"),
+        ({"optimizer": "adam", "algorithm": "apfl"}, ValueError, "optimizer must be left out"),
+        (
+            {"compression": "top_k", "algorithm": "fedpd"},
+            ValueError,
+            "compression must be left out with FedPD",
+        ),
+        ({"compression": "top_k", "vectorized": True}, VectorizationError, "compression"),
+        ({"clip_norm": 1.0, "vectorized": True}, VectorizationError, "clip_norm"),
+    ],
+)
+def test_wrong_options_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        fedbench.Simulation(tiny_workload(plain_model), **options)
+
+
+def test_a_function_that_trains_does_not_know_the_terms_of_scaffold():
+    simulation = fedbench.Simulation(
+        tiny_workload(), algorithm=make_algorithm("scaffold"), train=own_training
+    )
+    with simulation, pytest.raises(ClientTaskError, match="train must be left out"):
+        simulation.run_round()
