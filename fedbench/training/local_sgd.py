@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.data import ClientData
+from fedbench.training.gradients import gradients
 from fedbench.training.losses import Loss
 from fedbench.training.optimizers import MakeOptimizer
 from fedbench.training.own_training import OwnTraining, run_own_training
@@ -237,6 +238,8 @@ class SGDStep:
         correction: Tensor | None = None,
     ) -> None:
         self._module, self._parameters = model.module, model.trainable
+        # The same memory, on which an in-place step needs no `no_grad` around it.
+        self._detached = [parameter.detach() for parameter in model.trainable]
         self._work, self._loss, self._proximal = work, loss, proximal
         views = model.layout.views
         self._anchors = views(anchor) if proximal and anchor is not None else None
@@ -248,26 +251,26 @@ class SGDStep:
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Take the step on the batch ``(x, y)``."""
-        parameters, work = self._parameters, self._work
+        work = self._work
         value = self._loss.mean(_outputs(self._module, x), y)
-        gradients = list(torch.autograd.grad(value, parameters, materialize_grads=True))
-        with torch.no_grad():
-            _clip(gradients, work)
-            if work.weight_decay:
-                torch._foreach_add_(gradients, parameters, alpha=work.weight_decay)
-            # Personal parameters come last and are no part of the flat vectors.
-            if self._anchors is not None:
-                shared = parameters[: len(self._anchors)]
-                pull = torch._foreach_sub(shared, self._anchors)
-                torch._foreach_add_(gradients[: len(shared)], pull, alpha=self._proximal)
-            if self._corrections is not None:
-                torch._foreach_add_(gradients[: len(self._corrections)], self._corrections)
-            if work.momentum:
-                gradients = self._with_momentum(gradients)
-            if self._optimizer is None:
-                torch._foreach_add_(parameters, gradients, alpha=-work.lr)
-        if self._optimizer is not None:
-            self._step_of(self._optimizer, gradients)
+        steps = gradients(value, self._parameters)
+        parameters = self._detached
+        _clip(steps, work)
+        if work.weight_decay:
+            torch._foreach_add_(steps, parameters, alpha=work.weight_decay)
+        # Personal parameters come last and are no part of the flat vectors.
+        if self._anchors is not None:
+            shared = parameters[: len(self._anchors)]
+            pull = torch._foreach_sub(shared, self._anchors)
+            torch._foreach_add_(steps[: len(shared)], pull, alpha=self._proximal)
+        if self._corrections is not None:
+            torch._foreach_add_(steps[: len(self._corrections)], self._corrections)
+        if work.momentum:
+            steps = self._with_momentum(steps)
+        if self._optimizer is None:
+            torch._foreach_add_(parameters, steps, alpha=-work.lr)
+        else:
+            self._step_of(self._optimizer, steps)
         return value.detach()
 
     def _step_of(self, optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> None:
@@ -321,9 +324,8 @@ def _outputs(module: nn.Module, x: Tensor) -> Tensor:
 def batch_gradient(model: WorkerModel, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Return the detached mean loss of a batch and its gradient as a flat vector."""
     value = loss.mean(_outputs(model.module, x), y)
-    gradients = torch.autograd.grad(value, model.trainable, materialize_grads=True)
     flat = model.layout.zeros()
-    torch._foreach_copy_(model.layout.views(flat), list(gradients))
+    torch._foreach_copy_(model.layout.views(flat), gradients(value, model.trainable))
     return value.detach(), flat
 
 
@@ -347,7 +349,7 @@ def full_gradient(
     order = torch.arange(len(data.inputs))
     for x, y in _batches(data, order, batch_size):
         value = loss.mean(model.module(x), y)
-        gradients = torch.autograd.grad(value, model.trainable, materialize_grads=True)
-        torch._foreach_add_(views, list(gradients), alpha=len(x) / len(data.inputs))
+        parts = gradients(value, model.trainable)
+        torch._foreach_add_(views, parts, alpha=len(x) / len(data.inputs))
     model.module.train(training)
     return total
