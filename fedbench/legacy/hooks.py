@@ -52,7 +52,12 @@ def check_server(server: Any, *, hooks: Sequence[str]) -> list[Any]:
 
 
 def check_client(client: Any, *, hooks: Sequence[str]) -> None:
-    """Raise ``TypeError`` if a client lacks a hook."""
+    """Raise ``TypeError`` if a client lacks a hook, or attributes that can be looked through."""
+    if not hasattr(client, "__dict__"):
+        raise TypeError(
+            f"the client must keep its state in attributes, got {type(client).__name__} without "
+            f"a __dict__. Leave out __slots__."
+        )
     for hook in hooks:
         _check_hook(client, "client", hook)
 

@@ -145,7 +145,8 @@ def run(
     for client in clients:
         check_client(client, hooks=_CLIENT_HOOKS[mode])
     every = _interval(server, evaluate_every)
-    parts = data_parts(server) if parts is None else tuple(parts)
+    parts = data_parts(server) if parts is None else _checked_parts(parts)
+    _check_whole("first_round", first_round)
     if mode == "centralized" and rounds is not None:
         raise ValueError(
             f"rounds must be left out in mode 'centralized', got {rounds!r}: train_centralized() "
@@ -184,9 +185,21 @@ def run(
 def _interval(server: Any, given: int | None) -> int:
     """Return after how many rounds to evaluate, 0 for never."""
     value = getattr(getattr(server, "config", None), "eval_every", 0) if given is None else given
+    return _check_whole("evaluate_every", value)
+
+
+def _check_whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"evaluate_every must be an integer of at least 0, got {value!r}.")
+        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
     return value
+
+
+def _checked_parts(parts: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(parts, str):
+        raise TypeError(
+            f"parts must be a sequence of names, got the text {parts!r}. Write [{parts!r}]."
+        )
+    return tuple(parts)
 
 
 def _checked(check_enclosure: bool, executor: Executor) -> bool:
@@ -214,6 +227,8 @@ def _opened(executor: str | Executor, workers: int | None, level: Level) -> Iter
 
 
 def _seed_global_generators(seed: int) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r} of type {type(seed).__name__}.")
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - what such code draws from
     random.seed(seed)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import Dataset
 
 from fedbench.executors.guard import aligned_bytes
@@ -92,7 +92,7 @@ class ClientParcel:
     def open(self, host: Host, stand_in_for: Callable[[Name], Any]) -> tuple[Any, ReturnedClient]:
         """Return the client and the parcel in which it goes back."""
         client = host.client(self._position)
-        return client, ReturnedClient(client, {})
+        return client, ReturnedClient(client, {}, "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         client = self._host.client(self._position)
@@ -127,7 +127,7 @@ class _ClosedParcel:
             client.__setstate__(state)
         else:
             vars(client).update(state)
-        return client, ReturnedClient(client, known)
+        return client, ReturnedClient(client, known, f"client {host.ids[self._position]!r}")
 
 
 class ReturnedClient:
@@ -138,17 +138,19 @@ class ReturnedClient:
     client : object
     known : mapping
         What the client holds of others, by name; empty where it is the client itself.
+    who : str
+        The client, for messages.
     """
 
-    def __init__(self, client: Any, known: dict[Name, Any]) -> None:
-        self._client, self._known = client, known
+    def __init__(self, client: Any, known: dict[Name, Any], who: str) -> None:
+        self._client, self._known, self._who = client, known, who
 
     def settle(self, host: Host, position: int, shared: Mapping[str, Any]) -> None:
         """Bring the client where it lives up to date: it is, since the task worked on it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = {id(value): name for name, value in self._known.items()}
-        return _ClosedReturn, (_pack(self._client, names, "the client"),)
+        return _ClosedReturn, (_pack(self._client, names, self._who),)
 
 
 class _ClosedReturn:
@@ -260,12 +262,15 @@ class _ClientPacker(Packer):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
-            state = dict(vars(obj))
-            counted = None
-            if hasattr(state.get("step"), "_wrapped_by_lr_sched"):
-                counted = state.pop("step").__wrapped__
             make: Any = copyreg.__newobj__  # type: ignore[attr-defined]
-            return make, (type(obj),), (state, counted), None, None, _set_optimizer
+            return make, (type(obj),), dict(vars(obj)), None, None, type(obj).__setstate__
+        if isinstance(obj, types.FunctionType) and _counts_steps(obj):
+            cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+            [optimizer] = [cell() for cell in cells if isinstance(cell, weakref.ref)]
+            [step] = [
+                cell for cell in cells if callable(cell) and not isinstance(cell, weakref.ref)
+            ]
+            return _counting_step, (optimizer, step)
         return super().reducer_override(obj)
 
 
@@ -280,22 +285,26 @@ class _ClientUnpacker(pickle.Unpickler):
         return self._find(pid)
 
 
-def _set_optimizer(optimizer: Any, state: tuple[dict[str, Any], Any]) -> None:
-    attributes, counted = state
-    optimizer.__setstate__(attributes)
-    if counted is None:
-        return
-    # As torch's schedulers wrap it, to notice that they are stepped before the optimizer.
+def _counts_steps(function: types.FunctionType) -> bool:
+    """Return whether torch's schedulers, or :func:`_counting_step`, made this ``step``."""
+    return function.__code__.co_filename in (lr_scheduler.__file__, __file__) and hasattr(
+        function, "_wrapped_by_lr_sched"
+    )
+
+
+def _counting_step(optimizer: Optimizer, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a ``step`` as torch's schedulers do, to notice that they are stepped before it."""
     reference = weakref.ref(optimizer)
 
-    @functools.wraps(counted)
+    @functools.wraps(function)
     def step(*args: Any, **kwargs: Any) -> Any:
         itself: Any = reference()
         itself._opt_called = True
-        return counted.__get__(itself, type(itself))(*args, **kwargs)
+        method: Any = types.MethodType(function, itself)
+        return method(*args, **kwargs)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = step
+    return step
 
 
 def _refuse_views(who: str, client: Any, names: Mapping[int, Name]) -> None:

@@ -214,13 +214,12 @@ class Server(Node):
 
     def update(self):
         share = 1.0 / len(self._received_messages)
-        with torch.no_grad():
-            for message in self._received_messages:
-                self.add([delta * share for delta in message["delta_parameters"]])
+        for message in self._received_messages:
+            self.add([delta * share for delta in message["delta_parameters"]])
 
     def add(self, values):
         for own, value in zip(self.model.parameters(), values, strict=True):
-            own.add_(value)
+            own.data.add_(value)
 
     # -- other modes ----------------------------------------------------------------------------
 
