@@ -27,9 +27,21 @@ _FROM_WORKLOAD = (
     "local_epochs",
     "batch_size",
     "lr",
+    "momentum",
+    "weight_decay",
+    "nesterov",
     "eval_every",
+    "vectorized",
 )
-_WITHOUT_WORKLOAD = {"loss": "cross_entropy", "local_epochs": 1, "eval_every": 10}
+_WITHOUT_WORKLOAD = {
+    "loss": "cross_entropy",
+    "local_epochs": 1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+    "eval_every": 10,
+    "vectorized": False,
+}
 _DATA_KEYS = ("workload", "dataset", "partitioner", "num_clients", "data_seed", "model")
 
 
@@ -139,6 +151,7 @@ def make_simulation(configuration: RunConfiguration) -> Simulation:
         reproducibility=configuration.reproducibility,
         check_enclosure=configuration.check_enclosure,
         reduce_in_workers=configuration.reduce_in_workers,
+        device=configuration.device,
     )
 
 

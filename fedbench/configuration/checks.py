@@ -74,12 +74,16 @@ def _completeness(configuration: RunConfiguration) -> list[Problem]:
 
 
 def _asked(configuration: RunConfiguration) -> list[Problem]:
-    from fedbench.configuration.building import make_executor_of, resolve
+    from fedbench.configuration.building import make_executor_of, make_workload, resolve
+    from fedbench.simulation.devices import checked_device
 
+    device, backend = configuration.device, configuration.backend.name
     questions: list[tuple[str, Callable[[], object]]] = [
         ("reproducibility", lambda: check_level(configuration.reproducibility)),
         ("algorithm", lambda: resolve(configuration)),
+        ("device", lambda: checked_device(device, backend)),
         ("backend", lambda: make_executor_of(configuration)),
+        ("workload", lambda: make_workload(resolve(configuration))),
     ]
     found: list[Problem] = []
     for key, ask in questions:

@@ -14,7 +14,7 @@ from fedbench.configuration.schema import COMMAND_KEYS, RunConfiguration, is_tex
 from fedbench.configuration.yaml_text import parse_document, parse_value
 from fedbench.errors import ConfigurationError
 
-__all__ = ["Layers", "flag_of", "read_layers", "variable_of"]
+__all__ = ["Layers", "flag_of", "rank_of", "read_layers", "variable_of"]
 
 _PREFIX = "FEDBENCH_"
 KEYS = tuple(RunConfiguration.model_fields)
@@ -28,6 +28,13 @@ def flag_of(key: str) -> str:
 def variable_of(key: str) -> str:
     """Return the environment variable of `key`: ``FEDBENCH_COHORT_SIZE``."""
     return f"{_PREFIX}{key.upper()}"
+
+
+def rank_of(origin: str | None) -> int:
+    """Return how far up the layer is that `origin` belongs to: a flag's is the highest."""
+    if origin is None:
+        return 0
+    return 2 if origin.startswith("--") else int(origin.startswith(_PREFIX))
 
 
 @dataclass

@@ -14,7 +14,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedbench.configuration.checks import semantic_problems
-from fedbench.configuration.layers import KEYS, Layers, read_layers, unknown_key, variable_of
+from fedbench.configuration.layers import (
+    KEYS,
+    Layers,
+    rank_of,
+    read_layers,
+    unknown_key,
+    variable_of,
+)
 from fedbench.configuration.problems import Origins, Problem, problems_of, refuse
 from fedbench.configuration.schema import (
     COMMAND_KEYS,
@@ -197,11 +204,8 @@ def _run(layers: Layers, chosen: Mapping[str, tuple[int, Any]]) -> PlannedRun:
     configuration, problems = _validated(values, origins)
     if configuration is None:
         raise refuse(problems, origins)
-    # FEDBENCH_WORKERS speaks for the parallel backends; here there is nothing for it to count.
-    if configuration.backend.name == "sequential" and origins.find(("workers",)) == variable_of(
-        "workers"
-    ):
-        configuration = configuration.model_copy(update={"workers": None})
+    if configuration.backend.name == "sequential":
+        configuration = _without_pool(configuration, layers, origins, chosen)
     problems = semantic_problems(configuration)
     if problems:
         raise refuse(problems, origins)
@@ -214,6 +218,32 @@ def _run(layers: Layers, chosen: Mapping[str, tuple[int, Any]]) -> PlannedRun:
         folder = Path(configuration.checkpoints) / _slug(keys)
         configuration = configuration.model_copy(update={"checkpoints": str(folder)})
     return PlannedRun(keys, configuration)
+
+
+def _without_pool(
+    configuration: RunConfiguration,
+    layers: Layers,
+    origins: Origins,
+    chosen: Mapping[str, Any],
+) -> RunConfiguration:
+    """Leave out what only parallel backends know, where it was not meant for `sequential`.
+
+    That is, where the backend was chosen in a higher layer (``--backend sequential`` beside the
+    ``workers`` of a file) or is swept. FEDBENCH_WORKERS speaks for the parallel backends alone.
+    """
+    backend = origins.find(("backend",))
+    for key in ("workers", "timeout"):
+        value, origin = getattr(configuration, key), origins.find((key,))
+        if value is None or key in chosen:
+            continue
+        if origin == variable_of("workers") or "backend" in chosen:
+            configuration = configuration.model_copy(update={key: None})
+        elif rank_of(backend) > rank_of(origin):
+            configuration = configuration.model_copy(update={key: None})
+            note = f"{backend} sequential leaves out {key} ({value}) of a lower layer."
+            if note not in layers.notes:
+                layers.notes.append(note)
+    return configuration
 
 
 def _with_option(component: Any, option: str, value: Any) -> Any:

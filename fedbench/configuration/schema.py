@@ -85,6 +85,13 @@ class RunConfiguration(BaseModel):
     local_epochs: Count | None = _key(None, "Passes over a client's samples per round.", "N")
     batch_size: Count | None = _key(None, "Samples per local step.", "N")
     lr: Positive | None = _key(None, "Learning rate of the clients.", "X")
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = _key(
+        None, "Momentum of the clients' SGD.", "X"
+    )
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = _key(
+        None, "L2 penalty of the clients' SGD.", "X"
+    )
+    nesterov: bool | None = _key(None, "Nesterov's form of the momentum.", "true|false")
     eval_every: Annotated[int, Field(ge=0)] | None = _key(
         None, "Rounds between two evaluations; 0: never.", "N"
     )
@@ -105,6 +112,10 @@ class RunConfiguration(BaseModel):
         0, "How often a task is run again if its worker dies.", "N"
     )
     timeout: Positive | None = _key(None, "Seconds that a client task may take.", "SECONDS")
+    vectorized: bool | None = _key(
+        None, "Train many clients of a small model in one task, stacked.", "true|false"
+    )
+    device: str = _key("cpu", "Where clients train: cpu, cuda or cuda:N.", "DEVICE")
     check_enclosure: bool = _key(
         False, "Watch that client tasks touch only what is theirs.", "true|false"
     )

@@ -31,6 +31,9 @@ SCALARS = [
     ("check_enclosure", "true", False, True),
     ("checkpoints", "0123", "saved", "0123"),
     ("loss", "mse", "cross_entropy", "mse"),
+    ("momentum", "0.9", 0.5, 0.9),
+    ("weight_decay", "1e-4", 0, 0.0001),
+    ("vectorized", "true", False, True),
 ]
 
 
@@ -40,7 +43,7 @@ def test_flags_win_over_environment_over_file_over_defaults(key, text, in_file, 
     file.write_text(dump({**BASE, key: in_file}))
     assert getattr(only(file), key) == in_file
     assert getattr(only(file, environ={variable_of(key): text}), key) == value
-    other = {variable_of(key): "true" if key == "check_enclosure" else str(in_file)}
+    other = {variable_of(key): "true" if in_file is False else str(in_file)}
     assert getattr(only(file, environ=other, flags={key: text}), key) == value
 
 
@@ -82,6 +85,24 @@ def test_the_workers_variable_speaks_for_parallel_backends_only():
         only({**BASE, "workers": 2})
 
 
+def test_sequential_in_a_higher_layer_leaves_out_what_pools_know(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(dump({**BASE, "backend": "processes", "workers": 2, "timeout": 60.0}))
+    assert only(file).workers == 2
+    plan = load(file, environ={}, flags={"backend": "sequential"})
+    assert plan.runs[0].configuration.workers is None
+    assert plan.runs[0].configuration.timeout is None
+    assert plan.notes == (
+        "--backend sequential leaves out workers (2) of a lower layer.",
+        "--backend sequential leaves out timeout (60.0) of a lower layer.",
+    )
+    assert only(file, environ={"FEDBENCH_BACKEND": "sequential"}).workers is None
+    with pytest.raises(ConfigurationError, match="--workers: workers must be 1 on backend"):
+        only(file, flags={"backend": "sequential", "workers": "2"})
+    swept = load(file, environ={}, sweeps={"backend": "sequential,processes"})
+    assert [run.configuration.workers for run in swept.runs] == [None, 2]
+
+
 def test_the_backend_variable():
     assert only(BASE, environ={"FEDBENCH_BACKEND": "threads"}).backend.name == "threads"
 
@@ -101,6 +122,13 @@ WRONG = [
     ("workload: digits-logreg\nzzz: 1", "f:2: unknown key 'zzz'. The keys are: workload,"),
     ("workload: digits-logrek", "f:1: workload must be one of .* Did you mean 'digits-logreg'"),
     ("workload: digits-logreg\nlr: fast", "f:2: lr must be a number, got 'fast'"),
+    (
+        "workload: digits-logreg\nnesterov: true",
+        "f: momentum must be greater than 0 with nesterov, got 0",
+    ),
+    ("workload: digits-logreg\nmomentum: 1", "f:2: momentum must be less than 1, got 1"),
+    ("workload: digits-logreg\ndevice: gpu", "f:2: device must be 'cpu', 'cuda' or 'cuda:N'"),
+    ("workload: digits-logreg\nvectorized: 1", "f:2: vectorized must be true or false, got 1"),
     ("workload: digits-logreg\nlr: 0", "f:2: lr must be greater than 0, got 0"),
     ("workload: digits-logreg\nlr: .inf", "f:2: lr must be a finite number, got inf"),
     ("workload: digits-logreg\nseed: true", "f:2: seed must be an integer, got True"),
