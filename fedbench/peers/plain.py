@@ -54,7 +54,7 @@ def train_client(
     for x, y in loader:
         optimiser.zero_grad()
         loss = loss_of(model(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         running += loss.item()
     return running

@@ -1,17 +1,15 @@
 """The real peers do the same work: their models differ by the rounding of the mean alone."""
 
-import dataclasses
-import functools
+import copy
 import importlib.util
 
-import numpy as np
 import pytest
 import torch
 
 import fedbench
 from fedbench.peers import PEERS, Job, PeerSettings, measure_peers
-from fedbench.peers.plain import PlainLoop, numpy_state
-from fedbench.peers.workloads import logreg, random_dataset
+from fedbench.peers.plain import sample_order, train_client
+from fedbench.peers.workloads import logreg
 from fedbench.report.contender import largest_difference
 
 
@@ -24,17 +22,27 @@ def same_threads():
 
 
 def test_the_plain_loop_takes_the_same_steps_on_the_same_batches():
-    # With one client the mean is that client's model, and nothing is left that may round.
-    one = functools.partial(random_dataset, shape=(784,), classes=10, clients=1, samples=95)
-    workload = dataclasses.replace(logreg(), dataset=one, cohort_size=1)
-    torch.set_num_threads(1)
-    loop = PlainLoop(workload, seed=3)
-    simulation = fedbench.Simulation(workload, seed=3)
-    for _ in range(3):
-        loop.run_round([0])
-        simulation.run_round()
-    ours = {name: value.numpy() for name, value in simulation.model_state().items()}
-    assert all(np.array_equal(value, ours[name]) for name, value in numpy_state(loop.model).items())
+    # What a client sends has the very bits; the means differ, as ours is correctly rounded.
+    workload = logreg()
+    sent = {}
+
+    def observer(phase, client, state):
+        if phase == "uplink":
+            sent[client] = state["delta"]
+
+    simulation = fedbench.Simulation(workload, seed=3, observer=observer)
+    start = workload.model(seed=3)
+    simulation.run_round()
+    for client in (0, 7):
+        model, data = copy.deepcopy(start), simulation.dataset.client(client)
+        train_client(model, data, workload, sample_order(3, client, 0, len(data.inputs)))
+        for trained, initial, delta in zip(
+            model.parameters(),
+            start.parameters(),
+            sent[client][:7850].split([7840, 10]),
+            strict=True,
+        ):
+            assert torch.equal((trained - initial).flatten(), delta)
 
 
 def test_our_rows_and_the_plain_loop_agree():
