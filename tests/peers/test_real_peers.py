@@ -14,9 +14,10 @@ from fedbench.report.contender import largest_difference
 
 
 @pytest.fixture(autouse=True)
-def same_threads():
-    """Undo what a peer does to its process: here it shares that of the tests."""
+def one_thread():
+    """Work with one intra-op thread, as peers do, and undo it: they share the tests' process."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
