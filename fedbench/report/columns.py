@@ -46,6 +46,8 @@ class Row:
             return f"clients draw from the process's generators under {self.report.reproducibility}"
         if self.measurement.configuration.intraop_threads != 1:
             return "other intra-op thread counts round differently"
+        if self.measurement.configuration.is_vectorized:
+            return "clients that are trained at once round differently"
         return ""
 
     @property

@@ -67,7 +67,7 @@ class Contender:
 
         wanted = self._configuration
         self._executor = make_executor(
-            wanted.backend, wanted.workers, intraop_threads=wanted.intraop_threads
+            wanted.executor, wanted.workers, intraop_threads=wanted.intraop_threads
         )
         if self._trace:
             self._spans = trace_tasks(self._executor)
@@ -77,6 +77,7 @@ class Contender:
             executor=self._executor,
             seed=self._seed,
             reproducibility=self._reproducibility,
+            vectorized=wanted.is_vectorized,
         )
         return Facts(
             clients=self._simulation.dataset.num_clients,

@@ -141,12 +141,24 @@ def _named_jobs(settings: Settings) -> Iterator[tuple[str, str | None]]:
 def _job(settings: Settings, workload: str, algorithm: str | None) -> _Job:
     from fedbench.workloads import load
 
-    if algorithm is not None:
-        return _Job(settings.configurations(workload, algorithm))
+    name = algorithm
     try:
-        return _Job(settings.configurations(workload, load(workload).algorithm))
+        name = load(workload).algorithm if name is None else name
     except FedbenchError as error:  # the workload's extra is missing
         return _Job(settings.configurations(workload, ""), " ".join(str(error).split()))
+    vectorizes = settings.vectorized_rows and _vectorizes(workload, name)
+    return _Job(settings.configurations(workload, name, vectorizes=vectorizes))
+
+
+def _vectorizes(workload: str, algorithm: str) -> bool:
+    """Return whether the clients of a job can be trained stacked."""
+    from fedbench.simulation import Simulation
+
+    try:
+        Simulation(workload, algorithm=algorithm, vectorized=True)
+    except FedbenchError:  # VectorizationError, or what the job's own rows will report
+        return False
+    return True
 
 
 class _Counter:

@@ -19,6 +19,8 @@ SCHEMA = "fedbench-report"
 SCHEMA_VERSION = 1
 OK = "ok"
 BASELINE_BACKEND = "sequential"
+VECTORIZED = "+vectorized"
+"""Ends the backend of a row whose clients are trained stacked."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Configuration:
     Parameters
     ----------
     workload, algorithm, backend : str
-        Registry names.
+        Registry names; that of the backend may end in ``"+vectorized"``.
     workers : int
         Workers of the executor.
     intraop_threads : int
@@ -45,6 +47,16 @@ class Configuration:
     def is_baseline(self) -> bool:
         """Whether the other rows of the workload are compared with this one."""
         return self.backend == BASELINE_BACKEND and self.intraop_threads == 1
+
+    @property
+    def executor(self) -> str:
+        """The registry name of the executor."""
+        return self.backend.removesuffix(VECTORIZED)
+
+    @property
+    def is_vectorized(self) -> bool:
+        """Whether the clients are trained stacked, many in a task."""
+        return self.backend.endswith(VECTORIZED)
 
     @property
     def job(self) -> tuple[str, str]:

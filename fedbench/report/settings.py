@@ -13,7 +13,7 @@ from fedbench.errors import UnknownNameError
 from fedbench.executors import EXECUTORS, default_workers
 from fedbench.executors.resources import available_cpus
 from fedbench.registry import Registry
-from fedbench.report.records import BASELINE_BACKEND, Configuration
+from fedbench.report.records import BASELINE_BACKEND, VECTORIZED, Configuration
 from fedbench.reproducibility import check_level
 from fedbench.workloads import WORKLOADS
 
@@ -41,6 +41,8 @@ class Preset:
     summary: str
     intraop_row: bool = True
 
+
+_VECTORIZED_ROWS = (f"{BASELINE_BACKEND}{VECTORIZED}", f"processes{VECTORIZED}")
 
 PRESETS = {
     "smoke": Preset(
@@ -80,8 +82,10 @@ class Settings:
 
     Parameters
     ----------
-    workloads, backends : tuple of str
+    workloads : tuple of str
         Registry names.
+    backends : tuple of str
+        Registry names, those of clients that are trained stacked with ``"+vectorized"`` after.
     algorithms : tuple of str
         Registry names; empty takes each workload's own.
     workers : tuple of int
@@ -102,6 +106,9 @@ class Settings:
     intraop_row : bool
         Also measure what a user might do instead of using workers: `sequential` with torch's own
         threads on all cores.
+    vectorized_rows : bool
+        Also measure clients that are trained stacked, on `sequential` and `processes`, for the
+        jobs whose model and algorithm allow it.
     trace : bool
         Record which worker runs which client when.
 
@@ -122,11 +129,13 @@ class Settings:
     timeout_s: float = 600.0
     budget_s: float = 60.0
     intraop_row: bool = True
+    vectorized_rows: bool = False
     trace: bool = False
 
     def __post_init__(self) -> None:
         _check_names("workloads", self.workloads, WORKLOADS)
-        _check_names("backends", self.backends, EXECUTORS)
+        executors = [name.removesuffix(VECTORIZED) for name in self.backends]
+        _check_names("backends", executors, EXECUTORS)
         if self.algorithms:
             _check_names("algorithms", self.algorithms, ALGORITHMS)
         if not self.workers:
@@ -141,14 +150,20 @@ class Settings:
         _check_seconds("budget", self.budget_s, "60")
         check_level(self.reproducibility)
 
-    def configurations(self, workload: str, algorithm: str) -> list[Configuration]:
-        """Return the rows of one job, baseline first where it is asked for."""
+    def configurations(
+        self, workload: str, algorithm: str, *, vectorizes: bool = False
+    ) -> list[Configuration]:
+        """Return the rows of one job, baseline first where it is asked for.
+
+        `vectorizes` says that its clients can be trained stacked.
+        """
         found = []
-        for backend in dict.fromkeys(self.backends):
-            if backend == BASELINE_BACKEND:
+        more = _VECTORIZED_ROWS if self.vectorized_rows and vectorizes else ()
+        for backend in dict.fromkeys((*self.backends, *more)):
+            if backend.removesuffix(VECTORIZED) == BASELINE_BACKEND:
                 found.append(Configuration(workload, algorithm, backend, 1))
                 threads = available_cpus()
-                if self.intraop_row and threads > 1:
+                if self.intraop_row and threads > 1 and backend == BASELINE_BACKEND:
                     found.append(Configuration(workload, algorithm, backend, 1, threads))
             else:
                 found += [

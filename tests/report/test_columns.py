@@ -165,6 +165,14 @@ def test_only_l1_with_the_baselines_threads_promises_equal_bits(build, level, th
     assert table[1].broken_promise is promised
 
 
+def test_vectorized_rows_promise_nothing(build):
+    other = build.measurement("processes+vectorized", digest="cd" * 32)
+    table = rows(build.report(build.measurement(), other))
+    assert table[1].identical is False
+    assert not table[1].broken_promise
+    assert "at once" in table[1].no_promise
+
+
 def test_failed_rows_keep_what_was_asked_for_and_have_no_figures(build):
     failed = build.failure("ray", "stopped", clients=100, cohort=10, params=650)
     row = to_frame(build.report(failed)).iloc[0]

@@ -322,3 +322,33 @@ class TestLargestDifference:
     def test_of_unsigned_integers_does_not_wrap(self):
         first, second = {"a": np.array([0], np.uint8)}, {"a": np.array([1], np.uint8)}
         assert largest_difference(first, second) == 1.0
+
+
+def test_vectorized_rows_come_where_they_apply():
+    settings = dataclasses.replace(SETTINGS, vectorized_rows=True)
+    rows = settings.configurations("digits-logreg", "fedavg", vectorizes=True)
+    assert [(row.backend, row.executor, row.is_vectorized, row.workers) for row in rows] == [
+        ("sequential", "sequential", False, 1),
+        ("threads", "threads", False, 2),
+        ("processes", "processes", False, 2),
+        ("sequential+vectorized", "sequential", True, 1),
+        ("processes+vectorized", "processes", True, 2),
+    ]
+    assert sum(row.is_baseline for row in rows) == 1
+    assert len(settings.configurations("mnist5k-cnn", "fedavg", vectorizes=False)) == 3
+
+
+@pytest.mark.parametrize(("algorithm", "applies"), [("fedprox", True), ("scaffold", False)])
+def test_whether_they_apply_is_asked_of_the_simulation(race, algorithm, applies):
+    settings = dataclasses.replace(SETTINGS, vectorized_rows=True, algorithms=(algorithm,))
+    report, _, _ = race(settings)
+    backends = [entry.configuration.backend for entry in report.measurements]
+    assert ("processes+vectorized" in backends) == applies
+
+
+def test_vectorized_rows_may_be_named():
+    settings = dataclasses.replace(SETTINGS, backends=("sequential", "threads+vectorized"))
+    rows = settings.configurations("digits-logreg", "fedavg")
+    assert [row.backend for row in rows] == ["sequential", "threads+vectorized"]
+    with pytest.raises(UnknownNameError, match="'thread'"):
+        dataclasses.replace(SETTINGS, backends=("sequential", "thread+vectorized"))

@@ -45,6 +45,18 @@ def test_the_smoke_report_has_every_backend_with_the_same_bits(tmp_path, backend
         assert 0.1 < entry.metrics["test_accuracy"] <= 1.0
 
 
+def test_a_vectorized_row_shows_its_difference_and_never_fails(tmp_path):
+    table = tmp_path / "t.csv"
+    backends = ["sequential", "sequential+vectorized"]
+    wanted = ["--preset", "smoke", "--rounds", "2", "--backend", *backends, "--out", str(table)]
+    done = subprocess.run(command("report", *wanted), capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    frame = pd.read_csv(table)
+    assert frame["backend"].tolist() == backends
+    assert not frame["identical"][1]
+    assert 0 < frame["max_abs_diff"][1] < 1e-6
+
+
 @pytest.mark.timeout(300)
 def test_an_interrupt_ends_everything_within_seconds(tmp_path):
     target = tmp_path / "t.csv"
