@@ -7,7 +7,8 @@ from fedbench.peers.workloads import logreg, random_dataset, resnet18_step
 from fedbench.workloads import Workload
 
 
-def _workload(name, model, *, batch_size, lr, clients, **data):
+def make_workload(name, model, *, batch_size, lr, clients, **data):
+    """Return a workload on random data in which every client takes part in a round."""
     return Workload(
         name=name,
         description="random data for timing",
@@ -22,7 +23,7 @@ def _workload(name, model, *, batch_size, lr, clients, **data):
 
 def fedavg_cnn():
     """Return the FedAvg CNN, 20 clients of 100 samples, batch 20."""
-    return _workload(
+    return make_workload(
         "fedavg-cnn",
         models.fedavg_cnn,
         batch_size=20,
@@ -36,7 +37,7 @@ def fedavg_cnn():
 
 def cifar_cnn():
     """Return a CNN on 32x32 colour images, 100 clients of 100 samples, batch 50."""
-    return _workload(
+    return make_workload(
         "cifar-cnn",
         models.cifar_cnn,
         batch_size=50,
@@ -50,7 +51,7 @@ def cifar_cnn():
 
 def char_lstm():
     """Return the 2x256 character LSTM, 10 clients of 20 sequences of 80, batch 10."""
-    return _workload(
+    return make_workload(
         "char-lstm",
         functools.partial(models.char_lstm, 80),
         batch_size=10,
