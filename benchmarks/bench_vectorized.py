@@ -18,11 +18,11 @@ import torch
 import fedbench
 from fedbench import models
 from fedbench.data import ArrayDataset
+from fedbench.peers.plain import PlainLoop
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rounds import speedups
 from interleaved import interleaved
-from plain_loop import PlainLoop
 from round_workloads import logistic_regression, make_workload
 
 
