@@ -26,6 +26,7 @@ __all__ = [
     "Snapshot",
     "is_array",
     "memory_of",
+    "overlap",
     "random_state_of",
     "restore_random_state",
     "walk",
@@ -161,6 +162,26 @@ def memory_of(value: Any) -> tuple[str, int] | None:
     if isinstance(value, (*PLAIN, tuple, nn.Module, Optimizer, DataLoader, Dataset)):
         return None
     return "object", id(value)
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Return whether writing to `a` may change `b`, two things with the same :func:`memory_of`."""
+    if not (is_array(a) and is_array(b)):
+        return True
+    (a_begin, a_end), (b_begin, b_end) = _extent(a), _extent(b)
+    return a_begin < b_end and b_begin < a_end
+
+
+def _extent(array: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte of an array and of the first behind it."""
+    if isinstance(array, Tensor):
+        begin, width = array.data_ptr(), array.element_size()
+        steps = [stride * width for stride in array.stride()]
+    else:
+        begin, width, steps = int(array.ctypes.data), array.itemsize, list(array.strides)
+    reach = [(size - 1) * step for size, step in zip(array.shape, steps, strict=True)]
+    low = sum(step for step in reach if step < 0)
+    return begin + low, begin + sum(reach) - low + width
 
 
 def random_state_of(generator: Any) -> bytes:

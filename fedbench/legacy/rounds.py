@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.guard import named_arrays
 from fedbench.legacy.hooks import call, sampled
-from fedbench.legacy.memory import is_array, memory_of, walk
+from fedbench.legacy.memory import is_array, memory_of, overlap, walk
 from fedbench.legacy.sharing import Lent, Loans, Parties, lend
 from fedbench.legacy.state import named_state
 from fedbench.legacy.task import ClientItem, ClientResult, ClientTask
@@ -80,12 +80,14 @@ class Federation:
         self._parties.look_at([Parties.SERVER, *(position + 1 for position in chosen)])
         self._downlink_s = 0.0
         results = []
-        for item, result in self._results(self._items(chosen, index, parts), federated=True):
-            result.client.settle(self._host, item.position, item.shared)
-            server._received_messages.extend(result.messages)
-            if hasattr(server, "_num_communications"):
-                server._num_communications += result.communications
-            results.append((item, result))
+        items = self._items(chosen, index, parts)
+        with closing(self._results(items, federated=True)) as ready:
+            for item, result in ready:
+                result.client.settle(self._host, item.position, item.shared)
+                server._received_messages.extend(result.messages)
+                if hasattr(server, "_num_communications"):
+                    server._num_communications += result.communications
+                results.append((item, result))
         start = time.perf_counter()
         self._aggregate(results, index, evaluating=bool(parts))
         end = time.perf_counter()
@@ -100,9 +102,10 @@ class Federation:
         self._parties.look_at(range(len(self._parties.nodes)))
         items = (self._item(position, index, parts, {}) for position in positions)
         results = []
-        for item, result in self._results(items, federated=False):
-            result.client.settle(self._host, item.position, item.shared)
-            results.append((item, result))
+        with closing(self._results(items, federated=False)) as ready:
+            for item, result in ready:
+                result.client.settle(self._host, item.position, item.shared)
+                results.append((item, result))
         spent = {"broadcast": 0.0, "aggregate": 0.0, "total": time.perf_counter() - begin}
         return self._record(index, results, spent)
 
@@ -125,7 +128,7 @@ class Federation:
         self, chosen: Sequence[int], index: int, parts: tuple[str, ...]
     ) -> Iterator[ClientItem]:
         """Yield every client's part when it is due: at once, or after the clients before it."""
-        sent: dict[tuple[str, int], tuple[int, Any]] = {}
+        sent: dict[tuple[str, int], list[tuple[int, Any]]] = {}
         messages: list[Any] = []  # held, so that no address is used twice
         groups = [[position] for position in chosen] if self._interleaves else [chosen]
         for group in groups:
@@ -138,10 +141,13 @@ class Federation:
                 messages.append(message)
                 for _, value in walk(message):
                     memory = memory_of(value) if is_array(value) else None
-                    first, _ = sent.setdefault(memory or ("", 0), (position, value))
-                    if memory is not None and first != position:
-                        name = f"the message to client {self.ids[first]!r}"
-                        owners[memory] = Lent(name, may_keep=True)
+                    if memory is None:
+                        continue
+                    for other, before in sent.setdefault(memory, []):
+                        if other != position and overlap(value, before):
+                            name = f"the message to client {self.ids[other]!r}"
+                            owners[memory] = Lent(name, may_keep=True)
+                    sent[memory].append((position, value))
             self._parties.server_memory = self._parties.memory(Parties.SERVER)
             for memory, path in self._parties.server_memory.items():
                 owners[memory] = Lent(f"the server's {path}", may_keep=False, path=path)
@@ -174,12 +180,12 @@ class Federation:
 
     def _results(
         self, items: Iterable[ClientItem], *, federated: bool
-    ) -> Iterator[tuple[ClientItem, ClientResult]]:
+    ) -> Generator[tuple[ClientItem, ClientResult], None, None]:
         """Run the client tasks; yield each item with its result, in order."""
         task = ClientTask(self._resident, self._seed, self._level, federated, self._checks)
         if not self._is_sequential:
-            ready = list(items)
-            yield from zip(ready, self._executor.map(task, ready), strict=True)
+            due = list(items)
+            yield from zip(due, self._executor.map(task, due), strict=True)
             return
         started: list[ClientItem] = []
 
@@ -191,11 +197,13 @@ class Federation:
                 yield item
 
         # A window of one: the next client is not prepared before this one's result was taken.
-        for result in self._executor.imap(task, each(), window=1):
-            item = started.pop()
-            if self._checks:
-                self._compare_others(item)
-            yield item, result
+        ready: Any = self._executor.imap(task, each(), window=1)
+        with closing(ready):
+            for result in ready:
+                item = started.pop()
+                if self._checks:
+                    self._compare_others(item)
+                yield item, result
 
     # -- the server's part ------------------------------------------------------------------------
 

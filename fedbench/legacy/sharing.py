@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedbench.errors import EnclosureError
-from fedbench.legacy.memory import RANDOM, Snapshot, is_array, memory_of, walk
+from fedbench.legacy.memory import RANDOM, Snapshot, is_array, memory_of, overlap, walk
 
 __all__ = ["Lent", "Loans", "Parties", "copied", "lend"]
 
@@ -132,7 +132,7 @@ class Parties:
         self.names = names
         self.positions = {id(node): position for position, node in enumerate(self.nodes)}
         # Values are held, so an address stays that of the memory which was found there.
-        self._shared: dict[Memory, dict[int, tuple[str, Any]]] = {}
+        self._shared: dict[Memory, dict[int, list[tuple[str, Any]]]] = {}
         self._kept: dict[Memory, tuple[Any, Memory | None, str]] = {}
         self.server_memory: dict[Memory, str] = {}
         self.look_at(range(len(self.nodes)))
@@ -155,12 +155,12 @@ class Parties:
 
     def look_at(self, parties: Iterable[int]) -> None:
         """Find what these parties share now."""
-        found: dict[Memory, dict[int, tuple[str, Any]]] = {}
+        found: dict[Memory, dict[int, list[tuple[str, Any]]]] = {}
         for party in parties:
             for path, value in self.walk(party):
                 memory = memory_of(value)
                 if memory is not None:
-                    found.setdefault(memory, {}).setdefault(party, (path, value))
+                    found.setdefault(memory, {}).setdefault(party, []).append((path, value))
         for memory, owners in found.items():
             if len(owners) > 1:
                 self._shared.setdefault(memory, {}).update(owners)
@@ -188,19 +188,20 @@ class Parties:
             memory = memory_of(value)
             if memory is None or (isinstance(value, RANDOM) and not generators):
                 continue
-            owner = self._other_owner(memory, party)
+            owner = self._other_owner(memory, value, party)
             if owner is not None:
                 watched[path] = (owner, value)
         return watched
 
-    def _other_owner(self, memory: Memory, party: int) -> str | None:
+    def _other_owner(self, memory: Memory, value: Any, party: int) -> str | None:
         if memory in self._kept:
             _, kept, owner = self._kept[memory]
             if kept in self.server_memory:
                 return owner
-        for other, (path, _) in self._shared.get(memory, {}).items():
-            if other == self.SERVER and memory in self.server_memory:
-                return f"{self.names[other]}'s {path}"
-            if other not in (self.SERVER, party) and memory in self.memory(other):
+        for other, entries in self._shared.get(memory, {}).items():
+            path = next((path for path, entry in entries if overlap(value, entry)), None)
+            if other == party or path is None:
+                continue
+            if memory in (self.server_memory if other == self.SERVER else self.memory(other)):
                 return f"{self.names[other]}'s {path}"
         return None

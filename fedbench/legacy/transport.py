@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from fedbench.executors.guard import aligned_bytes
 from fedbench.executors.packing import Packer
-from fedbench.legacy.memory import CONSTANTS, PLAIN, is_array, memory_of, walk
+from fedbench.legacy.memory import CONSTANTS, PLAIN, is_array, memory_of, overlap, walk
 from fedbench.legacy.sharing import Parties
 
 __all__ = ["ClientParcel", "Host", "ReturnedClient"]
@@ -309,18 +309,19 @@ def _counting_step(optimizer: Optimizer, function: Callable[..., Any]) -> Callab
 
 def _refuse_views(who: str, client: Any, names: Mapping[int, Name]) -> None:
     """Raise if two arrays of the client overlap without being the same: replicas would not."""
-    seen: dict[Any, tuple[str, Any]] = {}
+    seen: dict[Any, list[tuple[str, Any]]] = {}
     for path, value in walk(client, names):
         memory = memory_of(value) if is_array(value) else None
         if memory is None:
             continue
-        first, other = seen.setdefault(memory, (path, value))
-        if not _is_same_view(value, other):
-            raise TypeError(
-                f"{path} of {who} must have its own memory to run in another process, got a part "
-                f"of the memory of {first}. Use the backend 'threads' or 'sequential', or store "
-                f"a copy."
-            )
+        for other_path, other in seen.setdefault(memory, []):
+            if overlap(value, other) and not _is_same_view(value, other):
+                raise TypeError(
+                    f"{path} of {who} must have its own memory to run in another process, got a "
+                    f"part of the memory of {other_path}. Use the backend 'threads' or "
+                    f"'sequential', or store a copy."
+                )
+        seen[memory].append((path, value))
 
 
 def _is_same_view(a: Any, b: Any) -> bool:

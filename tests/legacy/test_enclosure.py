@@ -368,3 +368,52 @@ def test_draws_behind_the_streams_are_named_at_l1():
     server = copy.copy(server_of(Seeds))
     message = refusal(server, reproducibility="L1", check_enclosure=True)
     assert "client tasks must draw from their own generators" in message
+
+
+class OwnRow(Client):
+    """Writes to its own row of one large tensor."""
+
+    def update(self):
+        super().update()
+        self.row.add_(1)
+
+
+class DealsRows(Server):
+    def _post_init(self):
+        rows = torch.zeros(len(self._clients), 5)
+        for client, row in zip(self._clients, rows, strict=True):
+            client.row = row
+
+
+def test_rows_of_one_tensor_are_everybodys_own(executor):
+    server = server_of(OwnRow, DealsRows)
+    run(server, 2, executor=executor)
+    assert [client.row.tolist() for client in server._clients] == [[2.0] * 5] * 4
+
+
+def test_a_row_of_the_servers_own_tensor_is_not():
+    class KeepsTheRows(DealsRows):
+        def _post_init(self):
+            super()._post_init()
+            self.rows = self._clients[0].row._base
+
+    message = refusal(server_of(OwnRow, KeepsTheRows))
+    assert "wrote to its row, which is the memory of the server's rows too" in message
+
+
+class SendsRows(Server):
+    """Each client gets its own slice of one tensor."""
+
+    def communicate(self, target):
+        if getattr(self, "_cut_in", None) != self.n_iter:
+            flat = torch.cat([p.data.flatten() for p in self.model.parameters()] * 4)
+            self._cut_in, SendsRows.slices = self.n_iter, flat.split(8)
+        weight, bias = SendsRows.slices[target.client_id].split([6, 2])
+        target._received_messages = {"parameters": [weight.view(2, 3), bias]}
+
+
+def test_slices_of_one_tensor_are_separate_messages(executor):
+    reference, other = (server_of(MutatesTheReceived, SendsRows) for _ in range(2))
+    run(reference, 2, reproducibility="L1")
+    run(other, 2, reproducibility="L1", executor=executor)
+    assert digest(state_of(reference)) == digest(state_of(other))

@@ -326,3 +326,22 @@ def test_copies_of_a_client_are_not_confused():
     server._clients[1].model = copy.deepcopy(server._clients[0].model)
     run(server, 1)
     assert not torch.equal(server._clients[0].model.weight, server._clients[1].model.weight)
+
+
+class SplitsItsData(Client):
+    """Two parts of one tensor, which do not overlap."""
+
+    def _post_init(self):
+        everything = torch.arange(6.0)
+        self.left, self.right = everything[:4], everything[4:]
+
+    def update(self):
+        super().update()
+        self.left += self.right.sum()
+
+
+def test_parts_of_one_tensor_that_do_not_overlap_travel(processes):
+    reference, other = server_of(SplitsItsData), server_of(SplitsItsData)
+    run(reference, 2, reproducibility="L1")
+    run(other, 2, reproducibility="L1", executor=processes)
+    assert digest(state_of(reference)) == digest(state_of(other))
