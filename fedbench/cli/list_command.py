@@ -20,6 +20,11 @@ TABLES = {
     "models": "fedbench.models:MODELS",
     "losses": "fedbench.training:LOSSES",
     "rules": "fedbench.aggregation.rules:RULES",
+    "schedules": "fedbench.training:SCHEDULES",
+    "optimizers": "fedbench.training:OPTIMIZERS",
+    "participations": "fedbench.simulation:PARTICIPATIONS",
+    "stragglers": "fedbench.simulation:STRAGGLERS",
+    "compressions": "fedbench.simulation:COMPRESSIONS",
     "peers": "fedbench.peers:PEERS",
     "peer-workloads": "fedbench.peers:PEER_WORKLOADS",
 }
@@ -38,7 +43,8 @@ def list_names(tables: tuple[str, ...]) -> None:
     """List the names that the other commands take, each with one line.
 
     TABLE is one of workloads, algorithms, backends, datasets, partitioners, models, losses,
-    rules (of robust aggregation), peers, peer-workloads; all by default.
+    rules (of robust aggregation), schedules, optimizers, participations, stragglers, compressions,
+    peers, peer-workloads; all by default.
     """
     for title in tables:
         if title not in TABLES:

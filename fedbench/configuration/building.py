@@ -10,6 +10,7 @@ from typing import Any
 
 from fedbench.algorithms import Algorithm
 from fedbench.configuration.components import find
+from fedbench.configuration.options import simulation_options
 from fedbench.configuration.schema import Component, RunConfiguration
 from fedbench.configuration.yaml_text import dump
 from fedbench.data import ArrayDataset, FederatedDataset
@@ -131,6 +132,7 @@ def make_workload(configuration: RunConfiguration) -> Workload:
         description=f"{name} with parts of a configuration",
         dataset=dataset,
         model=model,
+        options={} if base is None else base.options,
         **fields,
     )
 
@@ -152,6 +154,7 @@ def make_simulation(configuration: RunConfiguration) -> Simulation:
         check_enclosure=configuration.check_enclosure,
         reduce_in_workers=configuration.reduce_in_workers,
         device=configuration.device,
+        **simulation_options(configuration),
     )
 
 

@@ -84,6 +84,7 @@ def _asked(configuration: RunConfiguration) -> list[Problem]:
         ("device", lambda: checked_device(device, backend)),
         ("backend", lambda: make_executor_of(configuration)),
         ("workload", lambda: make_workload(resolve(configuration))),
+        ("participation", lambda: _check_options(resolve(configuration))),
     ]
     found: list[Problem] = []
     for key, ask in questions:
@@ -94,6 +95,16 @@ def _asked(configuration: RunConfiguration) -> list[Problem]:
         except (ValueError, TypeError, UnsupportedPlatformError) as error:
             found.append((_place(configuration, key, str(error)), str(error)))
     return found
+
+
+def _check_options(configuration: RunConfiguration) -> None:
+    from fedbench.configuration.building import make_algorithm, make_workload
+    from fedbench.configuration.options import simulation_options
+    from fedbench.simulation.options import make_options
+
+    of_workload = make_workload(configuration).options
+    options = make_options(of_workload, simulation_options(configuration))
+    options.refuse_for(make_algorithm(configuration))
 
 
 def _place(configuration: RunConfiguration, key: str, sentence: str) -> KeyPath:

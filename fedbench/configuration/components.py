@@ -28,13 +28,21 @@ _REGISTRIES = {
     "loss": "fedbench.training:LOSSES",
     "algorithm": "fedbench.algorithms:ALGORITHMS",
     "backend": "fedbench.executors:EXECUTORS",
+    "schedule": "fedbench.training:SCHEDULES",
+    "optimizer": "fedbench.training:OPTIMIZERS",
+    "participation": "fedbench.simulation:PARTICIPATIONS",
+    "stragglers": "fedbench.simulation:STRAGGLERS",
+    "compression": "fedbench.simulation:COMPRESSIONS",
 }
-_OWN_CODE = ("workload", "dataset", "partitioner", "model", "algorithm")
+_OWN_PARTS = ("schedule", "optimizer", "participation", "stragglers", "compression")
+"""Parts of a simulation; own code may be a class with options or anything else without."""
+_OWN_CODE = ("workload", "dataset", "partitioner", "model", "algorithm", "train", *_OWN_PARTS)
 _GIVEN_ELSEWHERE = {
     "dataset": {"seed"},
     "model": {"seed"},
     "partitioner": {"targets", "num_clients", "seed", "keys"},
     "backend": {"workers", "intraop_threads", "retries", "timeout"},
+    "optimizer": {"params", "lr"},
 }
 """Parameters that are no options: keys of their own, or known from the data."""
 
@@ -51,7 +59,7 @@ def find(key: str, name: str) -> Any:
     ConfigurationError
         If there is no such module or attribute.
     """
-    if ":" in name and key in _OWN_CODE:
+    if (":" in name and key in _OWN_CODE) or key == "train":
         return _imported(key, name)
     module, _, attribute = _REGISTRIES[key].partition(":")
     registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
@@ -82,6 +90,8 @@ def check_component(key: str, component: Component) -> list[Problem]:
         target = find(key, component.name)
     except (UnknownNameError, ConfigurationError) as error:
         return [((key,), str(error))]
+    if ":" in component.name and key in _OWN_PARTS and not inspect.isclass(target):
+        return []  # taken as it stands
     options, takes_any = _options(key, target)
     found: list[Problem] = [
         ((key,), f"{key}.{name} is missing: {component.name!r} needs it.")
@@ -122,12 +132,23 @@ def _hints_of(target: Any) -> Mapping[str, Any]:
 
 
 def _check_option(path: KeyPath, value: Any, annotation: Any) -> list[Problem]:
+    adapter = _adapter(annotation)
     try:
-        _adapter(annotation).validate_python(value)
+        adapter.validate_python(value)
     except ValidationError as error:
+        if isinstance(value, list) and _fits(adapter, tuple(value)):
+            return []  # YAML has no tuples
         # One sentence is enough: a union reports each of its members.
         return [(path, problems_of(error, (), path)[0][1])]
     return []
+
+
+def _fits(adapter: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        adapter.validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:

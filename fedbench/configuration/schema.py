@@ -6,7 +6,7 @@ the page in the guide. It imports neither torch nor pandas, so that ``--help`` s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -92,6 +92,35 @@ class RunConfiguration(BaseModel):
         None, "L2 penalty of the clients' SGD.", "X"
     )
     nesterov: bool | None = _key(None, "Nesterov's form of the momentum.", "true|false")
+    schedule: Component | None = _key(None, "Learning rate over the rounds.", "NAME")
+    clip_norm: Positive | None = _key(None, "Largest norm of a gradient.", "X")
+    clip_value: Positive | None = _key(None, "Largest entry of a gradient.", "X")
+    optimizer: Component | None = _key(None, "Optimiser of the clients instead of SGD.", "NAME")
+    train: str | None = _key(
+        None, "Your function train(model, data, rng) instead of SGD.", "MODULE:NAME"
+    )
+    participation: Component | None = _key(None, "How cohorts are sampled.", "NAME")
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = _key(
+        None, "Probability that a sampled client fails.", "X"
+    )
+    stragglers: Component | None = _key(None, "Simulated durations and a deadline.", "NAME")
+    buffers: Literal["average", "local"] | None = _key(
+        None, "Average the model's buffers or keep them local.", "NAME"
+    )
+    integers: Literal["max", "server", "sum"] | None = _key(
+        None, "What becomes of integer buffers: max, server or sum.", "NAME"
+    )
+    frozen: list[str] | None = _key(None, "Patterns of parameters that are not trained.", "LIST")
+    personal: list[str] | None = _key(
+        None, "Patterns of entries that never leave their client.", "LIST"
+    )
+    compression: Component | None = _key(None, "Compression of the uplink.", "NAME")
+    validation: Annotated[float, Field(ge=0, lt=1)] | None = _key(
+        None, "Share of each client's samples that is kept for its evaluation.", "X"
+    )
+    evaluate_clients: Literal["cohort", "all"] | None = _key(
+        None, "Clients that evaluate on their own data.", "cohort|all"
+    )
     eval_every: Annotated[int, Field(ge=0)] | None = _key(
         None, "Rounds between two evaluations; 0: never.", "N"
     )
