@@ -23,7 +23,7 @@ from fedbench.peers.plain import PlainLoop
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rounds import speedups
 from interleaved import interleaved
-from round_workloads import logistic_regression, make_workload
+from round_workloads import ROUND_WORKLOADS, make_workload
 
 
 def mlp():
@@ -80,8 +80,8 @@ def unequal(make):
 
 
 WORKLOADS = {
-    "logreg": logistic_regression,
-    "logreg-dirichlet": unequal(logistic_regression),
+    "logreg": ROUND_WORKLOADS["logreg"],
+    "logreg-dirichlet": unequal(ROUND_WORKLOADS["logreg"]),
     "mlp": mlp,
     "mlp-dirichlet": unequal(mlp),
     "small-mlp": small_mlp,
@@ -100,7 +100,7 @@ SIDES = {
 def test_round(benchmark, side):
     """Time one round of each side."""
     benchmark.group = "round of logreg"
-    with fedbench.Simulation(logistic_regression(), **SIDES[side]) as simulation:
+    with fedbench.Simulation(ROUND_WORKLOADS["logreg"](), **SIDES[side]) as simulation:
         benchmark.pedantic(simulation.run_round, rounds=3, warmup_rounds=1)
 
 
