@@ -1,5 +1,6 @@
 """Limits and linear rates on two scalar quadratics, against their closed forms."""
 
+import dataclasses
 import math
 
 import pytest
@@ -14,8 +15,9 @@ from fedbench.algorithms.fedpd import FedPD
 from fedbench.algorithms.fedprox import FedProx
 from fedbench.algorithms.fedsplit import FedSplit
 from fedbench.algorithms.pfedme import PFedMac, PFedMe
+from fedbench.algorithms.proxskip import ProxSkip
 from fedbench.algorithms.scaffold import Scaffold
-from tests.algorithms.quadratics import AffineRound, exact, simulate, trajectory
+from tests.algorithms.quadratics import AffineRound, exact, simulate, trajectory, x_of
 
 CONVERGING = [
     # algorithm, local work, limit, rate
@@ -33,13 +35,17 @@ CONVERGING = [
     (FedDyn(alpha=1.0), {"steps": 5, "lr": 0.1}, -1.0, 0.69485),
     (FedPD(eta=1.0), exact(1.0), -1.0, 1 / 2),
     (FedPD(eta=0.5), exact(2.0), -1.0, math.sqrt(4 / 15)),
+    (FedPD(eta=0.25), exact(4.0), -1.0, 0.64639),
+    (FedPD(eta=2.0), exact(0.5), -1.0, 0.74398),
     (FedSplit(s=1 / math.sqrt(3)), exact(math.sqrt(3)), -1.0, 2 - math.sqrt(3)),
     (FedSplit(s=0.5), {"steps": 5, "lr": 0.1}, -1.0, 0.24286),
     (FedDR(eta=1.0, alpha=1.0), exact(1.0), -1.0, 1 / 2),
     (FedDR(eta=1.0, alpha=1.9), exact(1.0), -1.0, 1 / 20),
     (FedDC(alpha=0.1, drift="scaffold"), {"steps": 2}, -1.0, 0.5746),
     (FedDC(alpha=0.1, drift="paper"), {"steps": 2}, -1.0, 0.97826),
+    (ProxSkip(p=1.0), {"steps": 1, "lr": 1 / 3}, -1.0, 1 / 3),
 ]
+"""Q2, full participation, full batch. Where the limit is not -1, the algorithm is biased there."""
 
 
 def name(case):
@@ -54,19 +60,61 @@ def test_limit_and_rate(case):
     assert a_round.limit() == pytest.approx(limit, abs=1e-9)
 
 
-def test_the_affine_round_is_the_round():
-    algorithm, steps = Scaffold(), 3
-    a_round = AffineRound(simulate(algorithm, steps=steps))
-    state = a_round.state
-    for _ in range(4):
+def long(case):
+    _, work, _, rate = case
+    return pytest.param(case, marks=pytest.mark.slow) if work["steps"] > 10 or rate > 0.7 else case
+
+
+@pytest.mark.parametrize("case", [long(case) for case in CONVERGING], ids=name)
+def test_real_rounds_follow_their_matrix_to_the_limit(case):
+    """The rate of the matrix is then the rate of the rounds."""
+    algorithm, work, limit, rate = case
+    rounds = math.ceil(math.log(1e-10) / math.log(rate)) + 20
+    points = trajectory(simulate(algorithm, **work), rounds)
+    a_round = AffineRound(simulate(algorithm, **work))
+    state, predicted = a_round.state, []
+    for _ in points:
+        predicted.append(state[0])
         state = a_round.matrix @ state + a_round.offset
-    assert trajectory(simulate(algorithm, steps=steps), 5)[-1] == pytest.approx(state[0], abs=1e-14)
+    assert points == pytest.approx(predicted, abs=1e-10)
+    assert points[-1] == pytest.approx(limit, abs=1e-9)
 
 
 def test_feddr_with_full_relaxation_is_done_after_two_rounds():
     points = trajectory(simulate(FedDR(eta=1.0, alpha=2.0), **exact(1.0)), 4)
     assert points[-1] == pytest.approx(-1.0, abs=1e-9)
     assert points[2] == pytest.approx(-1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("eta", "period", "limit"), [(1.0, 2, -1 / 7), (1.0, 3, -1 / 31), (0.25, 2, -40 / 57)]
+)
+def test_fedpd_with_skipped_rounds_is_biased(eta, period, limit):
+    """All rounds but every second or third are silent; the clients differ."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Periodic(FedPD):
+        def plan(self, server, context):
+            plan = super().plan(server, context)
+            silent = (context.index + 1) % period
+            return dataclasses.replace(plan, uplink=() if silent else context.cohort)
+
+    simulation = simulate(Periodic(eta=eta), **exact(1.0 / eta))
+    assert trajectory(simulation, 28 * period)[-1] == pytest.approx(limit, abs=1e-9)
+
+
+def test_fedpd_with_skipped_rounds_is_exact_for_equal_clients():
+    simulation = simulate(FedPD(eta=1.0, skip=0.5), clients=((2.0, 3.0),) * 2, **exact(1.0))
+    trajectory(simulation, 60)
+    assert 15 < sum(record.uplink_bytes > 0 for record in simulation.history) < 45
+    assert x_of(simulation) == pytest.approx(3.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.5])
+def test_feddc_in_scaffold_form_is_exact_for_every_alpha(alpha):
+    a_round = AffineRound(simulate(FedDC(alpha=alpha, drift="scaffold"), steps=2))
+    assert a_round.rate() < 1.0
+    assert a_round.limit(20000) == pytest.approx(-1.0, abs=1e-9)
 
 
 def test_feddc_without_pull_is_biased_from_a_zero_start():

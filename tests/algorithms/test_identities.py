@@ -22,7 +22,7 @@ from fedbench.algorithms.pfedme import PFedMac, PFedMe
 from fedbench.algorithms.proxskip import ProxSkip
 from fedbench.algorithms.scaffold import Scaffold
 from fedbench.reproducibility import python_random
-from tests.algorithms.quadratics import Q2, exact, simulate, trajectory, x_of
+from tests.algorithms.quadratics import exact, simulate, trajectory, x_of
 from tests.simulation.helpers import NUM_CLIENTS, batch_norm_model, plain_model, tiny_workload
 
 UNIFORM = FedAvg(weighting="uniform")
@@ -105,21 +105,6 @@ def test_the_first_local_models_of_feddyn_are_those_of_fedprox():
         assert torch.equal(delta, captured["prox"][client])
 
 
-def test_apfl_with_one_step_rounds_is_fedavg_with_as_many_local_steps():
-    points = trajectory(simulate(APFL(tau=3), steps=1), 9)
-    reference = trajectory(simulate(FedAvg(), steps=3), 3)
-    assert points[2::3] == reference
-    assert points[0] == points[1] == 0.0
-    assert points[3] == points[4] == points[2]
-
-
-def test_apfl_with_weight_zero_leaves_the_personal_model_alone():
-    simulation = run(APFL(alpha=0.0))
-    start = fedbench.Simulation(tiny_workload(), seed=6).server.model.parameters
-    for state in simulation.client_states.values():
-        assert torch.equal(state["personal"].parameters, start)
-
-
 @dataclasses.dataclass(frozen=True)
 class LocalOnly(FedAvg):
     """Every client trains its own model and never looks at the server's."""
@@ -143,15 +128,6 @@ def test_apfl_with_weight_one_is_local_training(model):
         own, alone = state["personal"], right.client_states[client]["personal"]
         assert torch.equal(own.parameters, alone.parameters)
         assert all(torch.equal(own.buffers[name], alone.buffers[name]) for name in own.buffers)
-
-
-def test_apfl_keeps_one_cohort_for_a_block():
-    simulation = run(APFL(tau=2), rounds=6)
-    cohorts = [record.cohort for record in simulation.history]
-    assert cohorts[0] == cohorts[1]
-    assert cohorts[2] == cohorts[3]
-    assert len({cohorts[0], cohorts[2], cohorts[4]}) > 1
-    assert [record.uplink_bytes > 0 for record in simulation.history] == [False, True] * 3
 
 
 def test_ditto_without_pull_does_not_see_the_server():
@@ -221,44 +197,6 @@ def test_feddc_in_scaffold_form_without_drift_is_scaffold():
     feddc = trajectory(simulate(WithoutDrift(alpha=0.0, drift="scaffold"), steps=4, lr=0.1), 20)
     scaffold = trajectory(simulate(Scaffold(), steps=4, lr=0.1), 20)
     assert feddc == pytest.approx(scaffold, abs=1e-12)
-
-
-@pytest.mark.parametrize("cohort_size", [1, 2, 4])
-def test_population_means_hold_under_any_participation(cohort_size):
-    clients = (*Q2, (2.0, 1.0), (0.5, 4.0))
-
-    def mean_of(simulation, name):
-        states = simulation.client_states
-        present = sum(state[name][0].item() for state in states.values())
-        return present / len(clients)
-
-    options = {"clients": clients, "steps": 3, "lr": 0.1, "cohort_size": cohort_size}
-    scaffold = simulate(Scaffold(), **options)
-    dyn = simulate(FedDyn(alpha=0.5), **options)
-    dc = simulate(FedDC(), **options)
-    for _ in range(10):
-        for simulation in (scaffold, dyn, dc):
-            simulation.run_round()
-        control = scaffold.server.extra["control"][0].item()
-        assert control == pytest.approx(mean_of(scaffold, "control"), abs=1e-12)
-        correction = dyn.server.extra["correction"][0].item()
-        assert correction == pytest.approx(mean_of(dyn, "gradient"), abs=1e-12)
-        mean_update = dc.server.extra["mean_update"][0].item()
-        assert mean_update == pytest.approx(mean_of(dc, "update"), abs=1e-12)
-
-
-def test_fedpd_with_skipped_rounds_is_biased():
-    """Every second round silent, eta = 1: the limit on heterogeneous clients is -1/7."""
-
-    @dataclasses.dataclass(frozen=True)
-    class EverySecond(FedPD):
-        def plan(self, server, context):
-            plan = super().plan(server, context)
-            uplink = context.cohort if context.index % 2 else ()
-            return dataclasses.replace(plan, uplink=uplink)
-
-    simulation = simulate(EverySecond(eta=1.0), **exact(1.0))
-    assert trajectory(simulation, 120)[-1] == pytest.approx(-1 / 7, abs=1e-9)
 
 
 def test_feddr_with_an_l1_term_is_exactly_sparse():
