@@ -1,7 +1,8 @@
 """Every error that fedbench raises for a state rather than for an argument.
 
 Wrong arguments raise ``ValueError`` or ``TypeError`` that name the argument, what was given and
-what was expected. Everything else derives from :class:`FedbenchError`::
+what was expected. Everything else derives from :class:`FedbenchError`, and names the section of
+``docs/guide/troubleshooting.md`` that is about it::
 
     FedbenchError
     ├── UnknownNameError (ValueError)      a registry key that does not exist
@@ -58,8 +59,26 @@ __all__ = [
 ]
 
 
+TROUBLESHOOTING = "docs/guide/troubleshooting.md"
+"""Page of the checkout's documentation with a section for each class of this module."""
+
+
 class FedbenchError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package.
+
+    A traceback ends with the section of the documentation about the error, which is also in
+    ``__notes__``; ``str(error)`` is the message alone.
+    """
+
+    def __init__(self, *args: object, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.add_note(self.help)
+
+    @property
+    def help(self) -> str:
+        """Where the documentation says more: ``"Help: PAGE#SECTION"``."""
+        documented = next(kind for kind in type(self).__mro__ if kind.__module__ == __name__)
+        return f"Help: {TROUBLESHOOTING}#{documented.__name__.lower()}"
 
 
 class UnknownNameError(FedbenchError, ValueError):

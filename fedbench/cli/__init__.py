@@ -190,9 +190,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ClientTaskError as error:
         from fedbench.cli.failures import where
 
-        return _complain("fedbench", f"{error}{where(error)}", EXIT_FAILURE)
+        return _complain("fedbench", f"{error}{where(error)} {error.help}", EXIT_FAILURE)
     except FedbenchError as error:
-        return _complain("fedbench", str(error), EXIT_FAILURE)
+        return _complain("fedbench", f"{error} {error.help}", EXIT_FAILURE)
     except OSError as error:
         if not _was_shown(error):
             raise

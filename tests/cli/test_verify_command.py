@@ -89,7 +89,7 @@ def test_a_failing_task_is_one_line_with_its_place(capsys, own_module, tmp_path)
     assert error.count("\n") == 1
     assert "ValueError: Expected input batch_size" in error
     line = next(n for n, text in enumerate(MODULE.splitlines(), 1) if "cross_entropy" in text)
-    assert error.endswith(f" ({tmp_path / own_module}.py:{line}, in train)\n")
+    assert f" ({tmp_path / own_module}.py:{line}, in train) Help: " in error
 
 
 def test_a_difference_gives_one_and_is_named(capsys, own_module):
