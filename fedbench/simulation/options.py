@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from fedbench.algorithms import Algorithm
 from fedbench.simulation.compression import COMPRESSIONS, Compression
 from fedbench.simulation.faults import STRAGGLERS, Stragglers, check_dropout
@@ -27,7 +29,7 @@ from fedbench.training import (
 )
 from fedbench.workloads import Workload
 
-__all__ = ["SimulationOptions", "make_options"]
+__all__ = ["SimulationOptions", "held_out", "make_options", "refuse_compression"]
 
 
 @dataclass(frozen=True)
@@ -153,13 +155,31 @@ class SimulationOptions:
         }
 
     def refuse_for(self, algorithm: Algorithm) -> None:
-        """Raise ``ValueError`` if the algorithm cannot honour one of these options."""
+        """Raise ``ValueError`` if `algorithm` cannot honour one of these options."""
         wrong = sorted(algorithm.unsupported & self.changed().keys())
         if wrong:
             raise ValueError(
                 f"{wrong[0]} must be left out with {type(algorithm).__name__}, which does not "
                 f"honour it."
             )
+
+
+def refuse_compression(
+    compression: Compression | None, dtype: torch.dtype, reduce_in_workers: bool | None
+) -> None:
+    """Raise ``ValueError`` if updates cannot be compressed in this simulation."""
+    if compression is None:
+        return
+    if reduce_in_workers:
+        raise ValueError(
+            "reduce_in_workers must be left out with compression, got True: workers fold whole "
+            "vectors only."
+        )
+    if dtype not in compression.dtypes:
+        raise ValueError(
+            f"compression must be one for {dtype} parameters, got {described(compression)}, which "
+            f"is for {', '.join(sorted(map(str, compression.dtypes)))}."
+        )
 
 
 def make_options(of_workload: Mapping[str, Any], given: Mapping[str, Any]) -> SimulationOptions:

@@ -33,7 +33,7 @@ from fedbench.simulation.client_task import ClientSide
 from fedbench.simulation.devices import checked_device
 from fedbench.simulation.history import History, RoundRecord
 from fedbench.simulation.one_round import Committed, RoundRunner
-from fedbench.simulation.options import make_options
+from fedbench.simulation.options import make_options, refuse_compression
 from fedbench.simulation.resume import digest_of, restore, save
 from fedbench.simulation.rounds import Observer, unobserved
 from fedbench.simulation.vectorized import vectorized_side
@@ -165,6 +165,8 @@ class Simulation:
         )
         wanted = self.workload.vectorized if vectorized is None else vectorized
         self._model = self._side.value.server_model()
+        dtype = self._model.layout.dtype
+        refuse_compression(self.options.compression, dtype, reduce_in_workers)
         self._rounds = RoundRunner(
             side=self._side,
             options=self.options,
