@@ -4,6 +4,7 @@ The small matrix runs with the other tests; ``pytest -m slow tests/verification`
 """
 
 import functools
+import itertools
 import os
 import random
 import signal
@@ -22,7 +23,8 @@ from tests.simulation.helpers import (
 )
 
 MODELS = {"batch-norm": batch_norm_model, "dropout": dropout_model, "lstm": lstm_model}
-SMALL = [("fedavg", "lstm"), ("fedadam", "batch-norm"), ("scaffold", "dropout"), ("apfl", "lstm")]
+# Every algorithm, with the models taking turns.
+SMALL = list(zip(ALGORITHMS, itertools.cycle(MODELS), strict=False))
 FULL = [(algorithm, model) for algorithm in ALGORITHMS for model in MODELS]
 
 
