@@ -1,19 +1,18 @@
 """Rounds of 100 clients out of 100, 10,000 and a million that are registered.
 
-``python benchmarks/bench_population.py`` prints, for each population, the seconds that its data
-and its simulation take to make (once), the median seconds of a round, and the memory of Python
-and of the process that rounds add. ``pytest benchmarks/bench_population.py`` times single rounds.
+``python benchmarks/bench_population.py`` prints, for each population, the processor time that its
+data and its simulation take to make (once) and that a round takes (the median), the peak of the
+memory that Python holds for a round, and the number of clients that have a state.
+``pytest benchmarks/bench_population.py`` times single rounds.
 """
 
 import argparse
 import functools
-import gc
 import statistics
 import time
 import tracemalloc
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -61,38 +60,43 @@ def test_round(benchmark, num_clients):
         benchmark.pedantic(simulation.run_round, rounds=3, warmup_rounds=1)
 
 
-def measure(num_clients, rounds):
-    """Return seconds to make a simulation and of its rounds, and the memory that rounds add."""
-    begin = time.perf_counter()
-    simulation = fedbench.Simulation(workload_of(num_clients))
-    made = time.perf_counter() - begin
-    seconds = []
-    with simulation:
+def timed(call):
+    """Return the result of a call and the seconds of processor time that it took."""
+    begin = time.process_time()
+    result = call()
+    return result, time.process_time() - begin
+
+
+def peak_of(simulation):
+    """Return the largest number of bytes that Python held for a round."""
+    tracemalloc.start()
+    try:
         simulation.run_round()
-        gc.collect()
-        before = psutil.Process().memory_info().rss
-        for _ in range(rounds):
-            begin = time.perf_counter()
-            simulation.run_round()
-            seconds.append(time.perf_counter() - begin)
-        resident = psutil.Process().memory_info().rss - before
-        tracemalloc.start()
-        simulation.run_round()
-        peak = tracemalloc.get_traced_memory()[1]
+        return tracemalloc.get_traced_memory()[1]
+    finally:
         tracemalloc.stop()
-    return made, statistics.median(seconds), resident, peak, len(simulation.client_states)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args(arguments).rounds
-    measure(POPULATIONS[0], 1)  # imports, and the first touch of torch's kernels
-    print(f"{'clients':>9} {'make s':>8} {'round s':>8} {'RSS MB':>8} {'peak kB':>8} {'states':>7}")
-    for num_clients in POPULATIONS:
-        made, seconds, resident, peak, states = measure(num_clients, rounds)
-        row = f"{num_clients:>9,} {made:>8.2f} {seconds:>8.4f} {resident / 1e6:>8.1f}"
-        print(f"{row} {peak / 1e3:>8.0f} {states:>7}")
+    made, seconds = {}, {count: [] for count in POPULATIONS}
+    simulations = {}
+    for count in POPULATIONS:
+        make = functools.partial(fedbench.Simulation, workload_of(count))
+        simulations[count], made[count] = timed(make)
+        simulations[count].executor.start()
+        simulations[count].run_round()  # the first touch of everything
+    for _ in range(rounds):  # in turn, so that what else the machine does hits all alike
+        for count, simulation in simulations.items():
+            seconds[count].append(timed(simulation.run_round)[1])
+    print(f"{'clients':>9} {'made once, s':>13} {'round, s':>9} {'peak, kB':>9} {'states':>7}")
+    for count, simulation in simulations.items():
+        middle, peak = statistics.median(seconds[count]), peak_of(simulation) / 1e3
+        states = len(simulation.client_states)
+        print(f"{count:>9,} {made[count]:>13.2f} {middle:>9.4f} {peak:>9.0f} {states:>7}")
+        simulation.close()
 
 
 if __name__ == "__main__":
