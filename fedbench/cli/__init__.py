@@ -51,6 +51,9 @@ COMMANDS = {
     "peers": Command(
         "fedbench.cli.peers_command:peers", "Run the same job in other frameworks, and compare."
     ),
+    "scale": Command(
+        "fedbench.cli.scale_command:scale", "Fit how a round's cost grows; predict more workers."
+    ),
     "run": Command("fedbench.cli.run_command:run", "Run one simulation and print its metrics."),
     "verify": Command(
         "fedbench.cli.verify_command:verify",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedbench.environment import package_version
+from fedbench.environment import cpu_model, package_version
 from fedbench.peers.measure import BITWISE, PeerRow
 from fedbench.report import statistics
 from fedbench.report.columns import significant
@@ -75,6 +75,7 @@ def _record(row: PeerRow, ours: PeerRow | None) -> dict[str, Any]:
         "digest": row.digests[-1] if row.ok and row.digests else None,
         "seed": row.job.seed,
         "torch_version": package_version("torch"),
+        "cpu": cpu_model(),
         "date": row.date,
     }
 

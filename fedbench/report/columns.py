@@ -34,6 +34,15 @@ class Row:
     report: Report
 
     @property
+    def label(self) -> str:
+        """Backend, workers and threads in words, for charts."""
+        configuration = self.measurement.configuration
+        threads = configuration.intraop_threads
+        text = f"{configuration.backend}, {configuration.workers} worker"
+        text += "s" if configuration.workers != 1 else ""
+        return f"{text}, {threads} threads" if threads != 1 else text
+
+    @property
     def cores(self) -> int:
         """Cores that the row can keep busy."""
         configuration = self.measurement.configuration

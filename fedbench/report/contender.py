@@ -108,6 +108,7 @@ class Contender:
             task_s=record.task_s,
             cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
             uplink_bytes=record.uplink_bytes,
+            metrics=record.metrics.get("train", {}),
         )
 
     def evaluate(self) -> tuple[float, dict[str, float]]:

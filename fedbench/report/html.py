@@ -12,6 +12,7 @@ from html import escape
 
 from fedbench.report import statistics
 from fedbench.report.columns import COLUMNS, Column, Row, rows, significant
+from fedbench.report.curves import CURVE_STYLE, learning
 from fedbench.report.records import Report
 from fedbench.report.remarks import footnotes, notes
 
@@ -81,7 +82,7 @@ def to_html(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>fedbench report</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>fedbench report</title>\n<style>{_STYLE}{CURVE_STYLE}</style>\n</head>\n<body>\n"
         "<h1>fedbench report</h1>\n"
         f"{remarks}{sections}{_columns()}{_environment(report)}</body>\n</html>\n"
     )
@@ -90,7 +91,7 @@ def to_html(report: Report) -> str:
 def _job(workload: str, algorithm: str, table: list[Row]) -> str:
     ran = [row for row in table if row.measurement.ok]
     title = f"<h2>{escape(workload)} <small>{escape(algorithm)}</small></h2>\n"
-    return title + _table(table) + _speedups(ran) + _phases(ran) + _memory(ran)
+    return title + _table(table) + _speedups(ran) + _phases(ran) + _memory(ran) + learning(ran)
 
 
 def _table(table: list[Row]) -> str:
@@ -121,7 +122,7 @@ def _speedups(ran: list[Row]) -> str:
         if middle is not None:
             bars.append(
                 _Bar(
-                    _name(row),
+                    row.label,
                     [("speedup", middle)],
                     f"{significant(middle)}x",
                     statistics.bootstrap_interval(ratios),
@@ -146,7 +147,7 @@ def _phases(ran: list[Row]) -> str:
             parts.append((phase, statistics.median(seconds) or 0.0))
         total = statistics.median(row.round_seconds()) or 0.0
         parts.append((_REST, max(0.0, total - sum(length for _, length in parts))))
-        bars.append(_Bar(_name(row), parts, f"{significant(total)} s"))
+        bars.append(_Bar(row.label, parts, f"{significant(total)} s"))
     caption = "Medians. Time inside client tasks is divided by the number of workers."
     return _chart("Where a round goes", bars, caption, [*_PHASES, _REST])
 
@@ -156,7 +157,7 @@ def _memory(ran: list[Row]) -> str:
     for row in ran:
         peak = row.measurement.peak_memory_bytes
         if peak is not None:
-            bars.append(_Bar(_name(row), [("memory", peak / 1e6)], f"{significant(peak / 1e6)} MB"))
+            bars.append(_Bar(row.label, [("memory", peak / 1e6)], f"{significant(peak / 1e6)} MB"))
     return _chart("Peak memory", bars, "All processes of the row, shared pages counted once.", [])
 
 
@@ -206,14 +207,6 @@ def _svg(bar: _Bar, scale: float) -> str:
         )
     label = escape(f"{bar.label}: {bar.value}")
     return f'<svg role="img" aria-label="{label}">{"".join(shapes)}</svg>'
-
-
-def _name(row: Row) -> str:
-    configuration = row.measurement.configuration
-    threads = configuration.intraop_threads
-    text = f"{configuration.backend}, {configuration.workers} worker"
-    text += "s" if configuration.workers != 1 else ""
-    return f"{text}, {threads} threads" if threads != 1 else text
 
 
 def _columns() -> str:

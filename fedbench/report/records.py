@@ -87,6 +87,8 @@ class Sample:
         CPU seconds (user and system) of the configuration's processes during the round.
     uplink_bytes : int
         Bytes that the clients sent to the server.
+    metrics : mapping of str to float
+        What the clients reported of their training, for example ``loss``.
     """
 
     round: int
@@ -94,6 +96,7 @@ class Sample:
     task_s: float
     cpu_s: float | None
     uplink_bytes: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def round_s(self) -> float:

@@ -59,7 +59,7 @@ def test_help_lists_every_command():
         (["repot"], "Did you mean 'report'?"),
         (
             ["nonsense"],
-            "must be one of report, compare, peers, run, verify, list, doctor, got 'nonsense'",
+            "must be one of report, compare, peers, scale, run, verify, list, doctor, got 'nonsense'",
         ),
         (["--nope"], "No such option"),
         (["report", "--round", "3", "--nope"], "Try 'fedbench report --help'."),
@@ -96,6 +96,9 @@ def test_help_lists_every_command():
         (["peers", "--workload", "logrek"], "Did you mean 'logreg'?"),
         (["peers", "--rounds", "1"], "rounds must be at least 2, got 1"),
         (["peers", "--out", "peers.html"], "must end in one of .csv"),
+        (["scale", "--clients", "100"], "clients must have at least two values, got (100,)"),
+        (["scale", "--cohort", "1", "1001"], "cohorts must be at least 1 and at most 1000"),
+        (["scale", "--workers", "1"], "workers must be at least 2, got 1"),
         (["list", "workload"], "Did you mean 'workloads'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

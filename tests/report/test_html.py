@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 from fedbench.report import COLUMNS, FORMATS, Report
 
 GOLDEN = Path(__file__).parent / "golden" / "records.json"
-VOID = {"meta", "rect", "line"}
+VOID = {"meta", "rect", "line", "polyline"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 HOSTILE = "<script>alert('&\"表')</script>"
@@ -54,6 +55,39 @@ def test_the_page_needs_nothing_else(golden):
     assert parsed.links == []
     assert "script" not in parsed.tags
     assert not re.search(r"https?://|@import|url\(", text)
+
+
+def curve(text):
+    """Return the corners of the curves."""
+    return [
+        [tuple(map(float, corner.split(","))) for corner in corners.split()]
+        for corners in re.findall(r'<polyline points="([^"]+)"', text)
+    ]
+
+
+def test_learning_curves_show_the_loss_against_the_time(build):
+    def losses(row, values):
+        rounds = [*row.warmup, *row.rounds]
+        told = [
+            dataclasses.replace(entry, metrics={"accuracy": 0.5, "loss": value})
+            for entry, value in zip(rounds, values, strict=True)
+        ]
+        return dataclasses.replace(row, warmup=(told[0],), rounds=tuple(told[1:]))
+
+    slow = losses(build.measurement(totals=(4.0, 4.0)), [3.0, 2.0, 1.0])  # the warm-up takes 2 s
+    fast = losses(build.measurement("threads", (1.0, 1.0), workers=2), [3.0, float("nan"), 1.0])
+    text = FORMATS[".html"](build.report(slow, fast)).decode()
+    assert curve(text) == [
+        [(20.0, 0.0), (60.0, 50.0), (100.0, 100.0)],
+        [(20.0, 0.0), (40.0, 100.0)],
+    ]
+    assert "Mean training loss of the cohort" in text
+    assert "<span>3.00</span><span>1.00</span>" in text
+
+
+def test_without_metrics_there_are_no_learning_curves(build):
+    text = FORMATS[".html"](build.report(build.measurement(totals=(1.0, 1.0)))).decode()
+    assert "Learning curves" not in text
 
 
 def test_every_row_and_column_is_there(golden):
