@@ -37,6 +37,7 @@ CONSTANTS = ("dataset", "criterion", "device", "config")
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
 RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_LEFT_OUT = {*CONSTANTS, "_clients"}  # the server's clients are walked on their own
 _MODULES = ("asyncio", "concurrent", "logging", "multiprocessing", "tqdm")
 _OPAQUE = (
     logging.Logger,
@@ -117,7 +118,7 @@ class _Walk:
             for name, entry in getattr(value, "__dict__", {}).items():
                 if name == "config":
                     yield f"{path}.config".lstrip("."), entry
-                elif name not in CONSTANTS and "logger" not in name:
+                elif name not in _LEFT_OUT and "logger" not in name:
                     yield from self.visit(entry, f"{path}.{name}".lstrip("."))
 
     def _is_opaque(self, value: Any) -> bool:

@@ -77,7 +77,6 @@ class Federation:
         server.n_iter = index
         with self.scope("sample", index):
             chosen = sampled(server, self.clients)
-        self._parties.look_at([Parties.SERVER, *(position + 1 for position in chosen)])
         self._downlink_s = 0.0
         results = []
         items = self._items(chosen, index, parts)
@@ -148,7 +147,7 @@ class Federation:
                             name = f"the message to client {self.ids[other]!r}"
                             owners[memory] = Lent(name, may_keep=True)
                     sent[memory].append((position, value))
-            self._parties.server_memory = self._parties.memory(Parties.SERVER)
+            self._parties.look_at([Parties.SERVER, *(position + 1 for position in group)])
             for memory, path in self._parties.server_memory.items():
                 owners[memory] = Lent(f"the server's {path}", may_keep=False, path=path)
             self._downlink_s += time.perf_counter() - begin

@@ -133,16 +133,16 @@ class Parties:
         self.positions = {id(node): position for position, node in enumerate(self.nodes)}
         # Values are held, so an address stays that of the memory which was found there.
         self._shared: dict[Memory, dict[int, list[tuple[str, Any]]]] = {}
+        self._seen: dict[int, list[tuple[str, Any]]] = {}
         self._kept: dict[Memory, tuple[Any, Memory | None, str]] = {}
         self.server_memory: dict[Memory, str] = {}
         self.look_at(range(len(self.nodes)))
 
     def walk(self, party: int) -> Iterator[tuple[str, Any]]:
         """Yield what a party holds, by path."""
-        for path, value in walk(self.nodes[party], self.positions):
-            # The server's list of clients is not state, nor is a node itself.
-            if path and not path.startswith("_clients"):
-                yield path, value
+        found = walk(self.nodes[party], self.positions)
+        next(found)  # the node itself
+        return found
 
     def memory(self, party: int) -> dict[Memory, str]:
         """Return the path by memory of all that a party holds."""
@@ -156,8 +156,10 @@ class Parties:
     def look_at(self, parties: Iterable[int]) -> None:
         """Find what these parties share now."""
         found: dict[Memory, dict[int, list[tuple[str, Any]]]] = {}
+        self._seen = {}
         for party in parties:
-            for path, value in self.walk(party):
+            self._seen[party] = list(self.walk(party))
+            for path, value in self._seen[party]:
                 memory = memory_of(value)
                 if memory is not None:
                     found.setdefault(memory, {}).setdefault(party, []).append((path, value))
@@ -176,6 +178,8 @@ class Parties:
     def watched(self, party: int, *, generators: bool) -> dict[str, tuple[str, Any]]:
         """Return which paths of a client are shared, with whose what, and the value.
 
+        As of the last :meth:`look_at`, which has to include the client.
+
         Parameters
         ----------
         party : int
@@ -184,9 +188,12 @@ class Parties:
             Whether to watch shared random generators too.
         """
         watched = {}
-        for path, value in self.walk(party):
+        for path, value in self._seen[party]:
             memory = memory_of(value)
-            if memory is None or (isinstance(value, RANDOM) and not generators):
+            is_left_out = path.startswith("_received_messages") or (
+                isinstance(value, RANDOM) and not generators
+            )
+            if memory is None or is_left_out:
                 continue
             owner = self._other_owner(memory, value, party)
             if owner is not None:

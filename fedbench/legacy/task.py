@@ -114,13 +114,9 @@ class ClientTask:
                 return value
             return named(("client", party - 1) if party else ("server",))
 
-        client, returned = item.parcel.open(host, named)
+        client, shared, returned = item.parcel.open(host, named)
         loans = Loans(getattr(client, "_received_messages", None), item.lent)
-        watches = [
-            (path, Snapshot(value))
-            for path, value in (_walk(host, client) if item.watched else ())
-            if path in item.watched
-        ]
+        watches = [(path, Snapshot(shared[path])) for path in item.watched]
         with replaced(client, seen):
             work = self._federated if self.federated else self._local
             metrics, seconds = work(client, stand_in, item)

@@ -61,9 +61,14 @@ class Host:
                 if not isinstance(value, (*PLAIN, torch.device)):
                     found[id(value)] = value
         self.constants = list(found.values())
+        self.names: dict[int, Name] = {
+            id(value): ("constant", index) for index, value in enumerate(self.constants)
+        }
+        self.names[id(server)] = ("server",)
+        self.names |= {id(client): ("client", index) for index, client in enumerate(clients)}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "parties": None}
+        return {**vars(self), "parties": None, "names": {}}
 
     def client(self, position: int) -> Any:
         """Return the client itself, where it lives."""
@@ -85,31 +90,37 @@ class ClientParcel:
     """
 
     def __init__(self, host: Host, position: int, shared: Mapping[str, Any]) -> None:
-        constants = {id(value) for value in host.constants}
-        self._host, self._position = host, position
-        self.shared = {path: v for path, v in shared.items() if id(v) not in constants}
+        self._host, self._position, self.shared = host, position, shared
 
-    def open(self, host: Host, stand_in_for: Callable[[Name], Any]) -> tuple[Any, ReturnedClient]:
-        """Return the client and the parcel in which it goes back."""
+    def open(self, host: Host, stand_in_for: Callable[[Name], Any]) -> _Opened:
+        """Return the client, what it shares by path, and the parcel in which it goes back."""
         client = host.client(self._position)
-        return client, ReturnedClient(client, {}, "")
+        return client, self.shared, ReturnedClient(client, {}, "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        client = self._host.client(self._position)
-        names = _names(self._host)
-        names |= {id(value): ("shared", path) for path, value in self.shared.items()}
+        client, known = self._host.client(self._position), self._host.names
+        sent = {path: v for path, v in self.shared.items() if id(v) not in known}
+        constant = {path: known[id(v)] for path, v in self.shared.items() if id(v) in known}
+        names = {**known, **{id(value): ("shared", path) for path, value in sent.items()}}
         who = f"client {self._host.ids[self._position]!r}"
         _refuse_views(who, client, names)
-        return _ClosedParcel, (self._position, _pack(client, names, who), self.shared)
+        return _ClosedParcel, (self._position, _pack(client, names, who), sent, constant)
 
 
 class _ClosedParcel:
     """The same in another process."""
 
-    def __init__(self, position: int, packed: _Packed, shared: Mapping[str, Any]) -> None:
-        self._position, self._packed, self._shared = position, packed, shared
+    def __init__(
+        self,
+        position: int,
+        packed: _Packed,
+        shared: Mapping[str, Any],
+        constant: Mapping[str, Name],
+    ) -> None:
+        self._position, self._packed = position, packed
+        self._shared, self._constant = shared, constant
 
-    def open(self, host: Host, stand_in_for: Callable[[Name], Any]) -> tuple[Any, ReturnedClient]:
+    def open(self, host: Host, stand_in_for: Callable[[Name], Any]) -> _Opened:
         client: Any = object.__new__(host.kinds[self._position])
         known: dict[Name, Any] = {("client", self._position): client}
 
@@ -127,7 +138,12 @@ class _ClosedParcel:
             client.__setstate__(state)
         else:
             vars(client).update(state)
-        return client, ReturnedClient(client, known, f"client {host.ids[self._position]!r}")
+        shared = {
+            **self._shared,
+            **{path: host.constants[name[1]] for path, name in self._constant.items()},
+        }
+        who = f"client {host.ids[self._position]!r}"
+        return client, shared, ReturnedClient(client, known, who)
 
 
 class ReturnedClient:
@@ -180,15 +196,7 @@ class _ClosedReturn:
 
 _Packed = tuple[bytes, list[Any]]
 """A payload and the memory of its arrays."""
-
-
-def _names(host: Host) -> dict[int, Name]:
-    names: dict[int, Name] = {id(value): ("constant", i) for i, value in enumerate(host.constants)}
-    if host.parties is not None:
-        server, *clients = host.parties.nodes
-        names[id(server)] = ("server",)
-        names |= {id(client): ("client", position) for position, client in enumerate(clients)}
-    return names
+_Opened = tuple[Any, Mapping[str, Any], ReturnedClient]
 
 
 def _state_of(client: Any) -> dict[str, Any]:

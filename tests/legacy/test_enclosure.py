@@ -417,3 +417,23 @@ def test_slices_of_one_tensor_are_separate_messages(executor):
     run(reference, 2, reproducibility="L1")
     run(other, 2, reproducibility="L1", executor=executor)
     assert digest(state_of(reference)) == digest(state_of(other))
+
+
+class HandsOverAnAttribute(Server):
+    """Puts its live list into an attribute of the client, beside the message."""
+
+    def communicate(self, target):
+        super().communicate(target)
+        self.history = getattr(self, "history", [])
+        target.log = self.history
+
+
+class Logs(Client):
+    def update(self):
+        super().update()
+        self.log.append(self.client_id)
+
+
+def test_what_the_server_hands_over_beside_the_message_is_watched(executor):
+    message = refusal(server_of(Logs, HandsOverAnAttribute), executor=executor)
+    assert " in round 1 wrote to its log, which is the memory of the server's history" in message

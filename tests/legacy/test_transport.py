@@ -40,7 +40,7 @@ def roundtrip(server, position=0, change=lambda client: None):
     host = Host(Parties(server, clients, names), range(len(clients)))
     there = unpack(*pack(host))
     arrived = unpack(*pack(ClientParcel(host, position, {})))
-    replica, returned = arrived.open(there, lambda name: f"stand-in of {name}")
+    replica, _, returned = arrived.open(there, lambda name: f"stand-in of {name}")
     assert replica is not clients[position]
     change(replica)
     unpack(*pack(returned)).settle(host, position, {})
