@@ -89,30 +89,24 @@ class StoredSpeedups(SphinxDirective):
         return [*self.speedups(report), *self.machine(report)]
 
     def speedups(self, report: Any) -> list[nodes.Node]:
-        """Return one row per workload, one column per backend and number of workers."""
+        """Return one row per workload and backend, narrow enough for a phone."""
         from fedbench.report.columns import COLUMNS, rows
 
-        shown = {column.name: column.show for column in COLUMNS}
-        cells: dict[str, dict[str, str]] = {}
+        show = {column.name: column.show for column in COLUMNS}
+        lines = []
         for row in rows(report):
             configuration = row.measurement.configuration
             if configuration.is_baseline:
                 continue
-            head = f"`{configuration.backend}`, {configuration.workers}"
-            if configuration.intraop_threads > 1:
-                head = (
-                    f"`{configuration.backend}`, `intraop_threads={configuration.intraop_threads}`"
-                )
-            low, middle, high = (
-                shown[name](row) for name in ("speedup_low", "speedup", "speedup_high")
-            )
-            text = f"{middle} ({low} - {high})" if row.measurement.ok else row.measurement.status
-            cells.setdefault(configuration.workload, {})[head] = text
-        heads = list(dict.fromkeys(head for line in cells.values() for head in line))
-        lines = [
-            (f"`{name}`", *(line.get(head, "-") for head in heads)) for name, line in cells.items()
-        ]
-        found: list[nodes.Node] = table(self, ("workload", *heads), lines)
+            figures = [row.measurement.status, ""]
+            if row.measurement.ok:
+                low, high = show["speedup_low"](row), show["speedup_high"](row)
+                figures = [f"**{show['speedup'](row)}**", f"{low} - {high}"]
+            names = [f"`{configuration.workload}`", f"`{configuration.backend}`"]
+            counts = [str(configuration.workers), str(configuration.intraop_threads)]
+            lines.append([*names, *figures, *counts])
+        head = ("workload", "backend", "speedup", "95 %", "`workers`", "`intraop`")
+        found: list[nodes.Node] = table(self, head, lines)
         return found
 
     def machine(self, report: Any) -> list[nodes.Node]:

@@ -38,7 +38,7 @@ def test_every_picture_is_shown_and_has_an_alternative_text() -> None:
     shown = set()
     for page in DOCS.glob("*/*.md"):
         for target, options in figures_of(page):
-            assert re.search(r"^:alt: \S", options, re.MULTILINE), f"{page.name}: {target}"
+            assert re.search(r"^alt: >-\n  \S", options, re.MULTILINE), f"{page.name}: {target}"
             shown.add((page.parent / target).resolve())
     assert shown == {file for file in FIGURES.glob("*.svg") if file.name.count(".") == 1}
 
