@@ -89,9 +89,13 @@ def check_readme(english: Path, translation: Path) -> Iterator[str]:
 
 
 def stamp_readme(english: Path, translation: Path) -> None:
-    """Write into the translation which README it follows."""
-    line = f"<!-- follows README.md {stamp_of(english.read_text(encoding='utf-8'))} -->"
+    """Write into the translation which README it follows, and take over the code blocks."""
+    original = english.read_text(encoding="utf-8")
+    line = f"<!-- follows README.md {stamp_of(original)} -->"
     text = _STAMP.sub("", translation.read_text(encoding="utf-8")).lstrip("\n")
+    blocks = _FENCE.findall(original)
+    if len(_FENCE.findall(text)) == len(blocks):
+        text = _FENCE.sub(lambda _: blocks.pop(0), text)
     translation.write_text(f"{line}\n\n{text}", encoding="utf-8")
 
 

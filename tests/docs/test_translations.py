@@ -76,6 +76,10 @@ def test_a_readme_must_follow_the_english_one(gate: ModuleType, tmp_path: Path) 
     assert not list(gate.check_readme(english, translated))
     english.write_text("# Name\n\n## More\n\n```python\n# b\n```\n", encoding="utf-8")
     assert len(list(gate.check_readme(english, translated))) == 3
+    gate.stamp_readme(english, translated)
+    [problem] = gate.check_readme(english, translated)
+    assert "headings" in problem
+    assert "# b\n" in translated.read_text(encoding="utf-8")
 
 
 def test_a_catalog_without_a_page_is_named(gate: ModuleType, tmp_path: Path) -> None:
