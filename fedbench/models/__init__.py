@@ -28,27 +28,33 @@ MODELS: Registry[Callable[..., Any]] = Registry(
     "model",
     {
         "linear_regression": Entry(
-            "fedbench.models.dense:linear_regression", "one linear layer to one value"
+            "fedbench.models.dense:linear_regression",
+            "one linear layer to one value; vectorized pays",
         ),
         "logistic_regression": Entry(
-            "fedbench.models.dense:logistic_regression", "one linear layer"
+            "fedbench.models.dense:logistic_regression", "one linear layer; vectorized pays"
         ),
-        "mlp": Entry("fedbench.models.dense:mlp", "fully connected layers with ReLU (FedAvg 2NN)"),
+        "mlp": Entry(
+            "fedbench.models.dense:mlp",
+            "fully connected layers with ReLU (FedAvg 2NN); vectorized pays",
+        ),
         "fedavg_cnn": Entry(
             "fedbench.models.vision:fedavg_cnn",
-            "two 5x5 convolutions, 32 and 64 channels, dense 512 (FedAvg)",
+            "two 5x5 convolutions, 32 and 64 channels, dense 512 (FedAvg); not vectorized",
         ),
-        "cifar_cnn": Entry("fedbench.models.vision:cifar_cnn", "LeNet-5 for 32x32 colour images"),
+        "cifar_cnn": Entry(
+            "fedbench.models.vision:cifar_cnn", "LeNet-5 for 32x32 colour images; not vectorized"
+        ),
         "resnet18": Entry(
             "fedbench.models.resnet:resnet18",
-            "ResNet-18 with GroupNorm or BatchNorm, CIFAR or ImageNet stem",
+            "ResNet-18 with GroupNorm or BatchNorm, CIFAR or ImageNet stem; not vectorized",
         ),
         "char_lstm": Entry(
             "fedbench.models.text:char_lstm",
-            "next character: embedding 8, two LSTM layers of 256 (FedAvg)",
+            "next character: embedding 8, two LSTM layers of 256 (FedAvg); not vectorized",
         ),
         "char_transformer": Entry(
-            "fedbench.models.text:char_transformer", "next character: a small GPT-2"
+            "fedbench.models.text:char_transformer", "next character: a small GPT-2; not vectorized"
         ),
     },
 )
