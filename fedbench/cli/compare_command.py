@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import click
 
@@ -76,6 +77,11 @@ def compare(before: str, after: str, tolerance: float | None, out: str | None) -
         from fedbench.report import compare as compare_timings
 
         suffix = None if out is None else format_of(out, FRAME_FORMATS)
+        if os.path.realpath(before) == os.path.realpath(after):
+            raise ValueError(
+                f"BEFORE and AFTER must be two files, got {before!r} twice. A report replaces the "
+                "file of the run before: give each run a name of its own."
+            )
         runs = [load_timings(path) for path in (before, after)]
     if out is not None:
         check_writable(out)

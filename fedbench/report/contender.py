@@ -97,6 +97,7 @@ class Contender:
         cpu_before = _cpu(workers)
         begin = time.perf_counter()
         record = self._simulation.run_round(evaluate=False)
+        _wait_for_device()
         end = time.perf_counter()
         # Workers that were started in this round count from their start.
         cpu_after = _cpu(list({*workers, *descendants()}))
@@ -146,6 +147,14 @@ class Contender:
         """Close the executor; safe at any time."""
         if self._executor is not None:
             self._executor.close()
+
+
+def _wait_for_device() -> None:
+    """Let a GPU finish what was only handed to it; nothing where none is used."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _cpu(processes: list[psutil.Process]) -> float | None:

@@ -176,6 +176,12 @@ class TestCommand:
         assert self.call(*files, "--fail-on-regression", "10%") == 2
         assert "same machine" in capfd.readouterr().err
 
+    def test_a_run_is_not_compared_with_itself(self, files, tmp_path, capfd):
+        again = tmp_path / "again.json"
+        again.symlink_to(files[0])
+        assert self.call(files[0], str(again)) == 2
+        assert "BEFORE and AFTER must be two files" in capfd.readouterr().err
+
     def test_writes_the_table(self, files, tmp_path):
         assert self.call(*files, "--out", str(tmp_path / "c.csv")) == 0
         assert (tmp_path / "c.csv").read_text().count("\n") == 5
