@@ -34,7 +34,7 @@ __all__ = ["SimulationOptions", "held_out", "make_options", "refuse_compression"
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """Further options of a :class:`fedbench.Simulation`, which takes them as keyword arguments.
+    """Further keyword arguments of a :class:`fedbench.simulation.Simulation`.
 
     Where a part is chosen, a name stands for the part with its defaults, a mapping such as
     ``{"name": "top_k", "fraction": 0.1}`` for one with options, and an object for itself.

@@ -34,7 +34,7 @@ class Roles:
 class Exchange:
     """What happens to the buffers of the model and to entries that are named by pattern.
 
-    Patterns are those of :mod:`fnmatch`, matched against the names of the state dict:
+    Patterns are those of ``fnmatch``, matched against the names of the state dict:
     ``"head.*"``, ``"*.bias"``.
 
     Parameters

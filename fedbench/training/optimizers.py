@@ -43,8 +43,8 @@ def resolve_optimizer(chosen: Any) -> MakeOptimizer | None:
     Parameters
     ----------
     chosen : str, mapping, callable or None
-        A name of :data:`OPTIMIZERS`, a mapping of ``name`` and options, or the function itself,
-        such as a class of ``torch.optim``.
+        A name of ``fedbench.training.OPTIMIZERS``, a mapping of ``name`` and options, or the
+        function itself, such as a class of ``torch.optim``.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class StackedResult:
 
 
 def refuse_work(work: LocalWork) -> None:
-    """Raise :class:`VectorizationError` if `work` is more than SGD with momentum and decay."""
+    """Raise ``VectorizationError`` if `work` is more than SGD with momentum and decay."""
     for field in dataclasses.fields(work):
         value = getattr(work, field.name)
         if field.name not in _SUPPORTED_WORK and value != field.default:

@@ -60,7 +60,7 @@ class Workload:
         Rounds between two evaluations on the test samples; the last round is always evaluated.
     vectorized : bool
         Train clients stacked, many in one task, where model and algorithm allow it; see
-        :class:`fedbench.Simulation`.
+        :class:`fedbench.simulation.Simulation`.
     options : mapping
         Further options of its simulations: fields of
         :class:`fedbench.simulation.SimulationOptions`, which checks them.

@@ -166,11 +166,11 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"droput": 0.1}, TypeError, "no option 'droput'. Did you mean 'dropout'"),
+        ({"dropuot": 0.1}, TypeError, "no option 'dropuot'. Did you mean 'dropout'"),
         ({"zzz": 0.1}, TypeError, "There are participation, dropout"),
         ({"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\)"),
         ({"dropout": "some"}, ValueError, "dropout must be"),
-        ({"participation": "wieghted"}, ValueError, "Did you mean 'weighted'"),
+        ({"participation": "wighted"}, ValueError, "Did you mean 'weighted'"),
         ({"participation": 3}, TypeError, "participation must be a name"),
         ({"stragglers": "lognormal"}, TypeError, "deadline"),
         ({"stragglers": 2.0}, TypeError, "stragglers must be a name"),

@@ -106,7 +106,7 @@ def test_tied_entries_stay_tied():
 @pytest.mark.parametrize(
     ("model", "options", "error", "words"),
     [
-        (make_model, {"personal": ["2.wieght"]}, ValueError, "Did you mean '2.weight'"),
+        (make_model, {"personal": ["2.weihgt"]}, ValueError, "Did you mean '2.weight'"),
         (make_model, {"frozen": ["1.running_mean"]}, ValueError, "parameters of the model"),
         (make_model, {"frozen": ["9.*"]}, ValueError, "'9.*' matches none"),
         (make_model, {"frozen": ["0.*"], "personal": ["*.bias"]}, ValueError, "'0.bias' in both"),

@@ -252,7 +252,7 @@ def test_schedules():
         ("cosinus", ValueError, "Did you mean 'cosine'"),
         ("cosine", TypeError, "'cosine'.*rounds"),
         ({"name": "step", "every": 0}, ValueError, "every must be an integer of at least 1"),
-        ({"name": "step", "evry": 1}, TypeError, "no option 'evry'. It has 'every', 'gamma'"),
+        ({"name": "step", "everi": 1}, TypeError, "no option 'everi'. It has 'every', 'gamma'"),
         ({"name": "cosine", "rounds": 3, "floor": 2.0}, ValueError, "floor must be at most 1"),
         ({"name": "exponential", "gamma": 0}, ValueError, "gamma"),
         ({"gamma": 1.0}, ValueError, "a schedule must have a name"),
