@@ -13,7 +13,7 @@ from fedbench.configuration.components import find
 from fedbench.configuration.options import simulation_options
 from fedbench.configuration.schema import Component, RunConfiguration
 from fedbench.configuration.yaml_text import dump
-from fedbench.data import ArrayDataset, FederatedDataset
+from fedbench.data import ArrayDataset, FederatedDataset, rotate_clients
 from fedbench.errors import ConfigurationError
 from fedbench.executors import Executor, make_executor
 from fedbench.simulation import Simulation
@@ -43,7 +43,7 @@ _WITHOUT_WORKLOAD = {
     "eval_every": 10,
     "vectorized": False,
 }
-_DATA_KEYS = ("workload", "dataset", "partitioner", "num_clients", "data_seed", "model")
+_DATA_KEYS = ("workload", "dataset", "partitioner", "num_clients", "rotate", "data_seed", "model")
 
 
 def resolve(configuration: RunConfiguration) -> RunConfiguration:
@@ -122,7 +122,7 @@ def make_workload(configuration: RunConfiguration) -> Workload:
         raise _missing("model")
     data = {key: configuration.to_plain().get(key) for key in _DATA_KEYS}
     if base is not None:
-        untouched = all(data[key] is None for key in ("dataset", "partitioner", "model"))
+        untouched = all(data[key] is None for key in ("dataset", "partitioner", "rotate", "model"))
         if untouched and configuration.data_seed == 0:
             return replace(base, **fields)
     digest = hashlib.blake2b(dump(data).encode(), digest_size=4).hexdigest()
@@ -193,6 +193,7 @@ def _dataset_of(
         source=source,
         partitioner=configuration.partitioner,
         num_clients=configuration.num_clients,
+        rotate=configuration.rotate,
         seed=configuration.data_seed,
     )
 
@@ -202,10 +203,21 @@ def federated(
     source: Callable[..., ArrayDataset | FederatedDataset],
     partitioner: Component | None,
     num_clients: int | None,
+    rotate: list[float] | None,
     seed: int,
 ) -> FederatedDataset:
-    """Load samples and divide them over clients, again if they are divided already."""
-    data = source(seed=seed)
+    """Load samples, divide them over clients, and rotate the clients' images where asked to."""
+    divided = _divided(source(seed=seed), partitioner, num_clients, seed)
+    return divided if rotate is None else rotate_clients(divided, rotate)
+
+
+def _divided(
+    data: ArrayDataset | FederatedDataset,
+    partitioner: Component | None,
+    num_clients: int | None,
+    seed: int,
+) -> FederatedDataset:
+    """Divide samples over clients, again if they are divided already."""
     if isinstance(data, FederatedDataset):
         if partitioner is None:
             return data

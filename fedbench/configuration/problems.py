@@ -24,6 +24,7 @@ _EXPECTED = {
     "string_type": "text",
     "string_too_short": "text that is not empty",
     "finite_number": "a finite number",
+    "too_short": "a list that is not empty",
     "list_type": "a list",
     "tuple_type": "a list",
     "is_instance_of": "a list",

@@ -19,6 +19,7 @@ from pydantic import (
 __all__ = ["COMMAND_KEYS", "COMPONENTS", "Component", "RunConfiguration", "is_text"]
 
 Count = Annotated[int, Field(ge=1)]
+Angles = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -76,6 +77,9 @@ class RunConfiguration(BaseModel):
         None, "Division over clients, instead of the workload's.", "NAME"
     )
     num_clients: Count | None = _key(None, "Clients to divide the data over.", "N")
+    rotate: Angles | None = _key(
+        None, "Feature shift: rotate client i's images by the i-th of these degrees.", "[A,B,...]"
+    )
     data_seed: int = _key(0, "Seed of the test split and of the partition.", "N")
     model: Component | None = _key(None, "Model, instead of the workload's.", "NAME")
     loss: str | None = _key(None, "Loss of the clients, instead of the workload's.", "NAME")

@@ -8,6 +8,7 @@ import torch
 from fedbench import Simulation
 from fedbench.algorithms import make_algorithm
 from fedbench.configuration import load, make_simulation
+from fedbench.configuration.building import make_workload
 from fedbench.data import load_digits
 from fedbench.errors import ConfigurationError
 from fedbench.models import mlp
@@ -87,6 +88,18 @@ def test_a_partitioner_divides_the_samples_of_a_workload_anew():
     assert sizes.max() - sizes.min() <= 1
     other = {"workload": "digits-logreg", "partitioner": "shards", "num_clients": 10}
     assert make_simulation(configured({**other, "cohort_size": 2})).dataset.num_clients == 10
+
+
+def test_feature_shift_rotates_the_images_of_each_client():
+    plain = make_workload(configured({"workload": "digits-logreg"})).dataset()
+    values = {"workload": "digits-logreg", "rotate": [0, 90, 180]}
+    shifted = make_workload(configured(values))
+    assert shifted.name.startswith("digits-logreg~")
+    turned = shifted.dataset()
+    for client in range(6):
+        before, after = plain.client(client), turned.client(client)
+        assert torch.equal(after.inputs, before.inputs.rot90(client % 3, (2, 3)))
+        assert torch.equal(after.targets, before.targets)
 
 
 def test_different_data_have_different_names_so_that_checkpoints_do_not_mix():
