@@ -19,6 +19,9 @@ from fedbench.reproducibility import python_random
 __all__ = ["STRAGGLERS", "Absences", "Lognormal", "Stragglers", "check_dropout", "without_absent"]
 
 
+_LARGEST_EXPONENT = 600.0  # late by any deadline, and no overflow
+
+
 class Stragglers(ABC):
     """How long a client's round takes, in simulated seconds, and how long the server waits."""
 
@@ -78,7 +81,8 @@ class Lognormal(Stragglers):
         """Return the simulated seconds of a client's round."""
         device = python_random(seed, "straggler-device", client_id).gauss()
         moment = python_random(seed, "straggler-round", client_id, round_index).gauss()
-        return steps * self.step_seconds * math.exp(self.spread * device + self.jitter * moment)
+        slowness = self.spread * device + self.jitter * moment
+        return steps * self.step_seconds * math.exp(min(slowness, _LARGEST_EXPONENT))
 
 
 STRAGGLERS: Registry[type[Stragglers]] = Registry(

@@ -14,6 +14,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,12 +96,16 @@ class Weighted(Participation):
                     f"weights must be 'samples' or one number per client, got {self.weights!r}."
                 )
             return
-        values = [*self.weights]
-        wrong = [v for v in values if not isinstance(v, int | float) or not 0 <= v < math.inf]
+        if not isinstance(self.weights, Iterable):
+            raise TypeError(
+                f"weights must be 'samples' or one number per client, got {self.weights!r}."
+            )
+        values: list[Any] = [*self.weights]
+        wrong = [v for v in values if not isinstance(v, Real) or not 0.0 <= float(v) < math.inf]
         if wrong:
             raise ValueError(f"weights must be finite numbers of at least 0, got {wrong[0]!r}.")
         # A tuple: hashable, and the caller's list may change later.
-        object.__setattr__(self, "weights", tuple(values))
+        object.__setattr__(self, "weights", tuple(map(float, values)))
 
     def sampler(self, dataset: FederatedDataset, cohort_size: int) -> Sampler:
         """Return the sampler."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 from fedbench.registry import Registry
 
 __all__ = ["described", "made"]
+
+_LONGEST = 500
+"""Characters of a value, beyond which a digest tells it apart."""
 
 
 def made(registry: Registry[Any], chosen: Any) -> Any:
@@ -74,4 +78,9 @@ def described(part: Any) -> str:
         ]
         return f"{type(part).__qualname__}({', '.join(fields)})"
     name = getattr(part, "__qualname__", None)
-    return repr(part) if name is None else f"{part.__module__}:{name}"
+    if name is not None:
+        return f"{part.__module__}:{name}"
+    text = repr(part)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:20]}... ({hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"

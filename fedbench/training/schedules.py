@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from fedbench.registry import Entry, Registry
 
@@ -122,12 +123,13 @@ def scheduled_lr(schedule: Schedule, lr: float, round_index: int) -> float:
         If the schedule returns anything but a positive number.
     """
     factor: object = schedule(round_index)
-    if not isinstance(factor, int | float) or not (math.isfinite(factor) and factor > 0):
+    value = float(factor) if isinstance(factor, Real) else math.nan
+    if not 0.0 < value < math.inf:
         raise ValueError(
             f"schedule must return a positive number, got {factor!r} for round {round_index} "
             f"(counted from 0). Return the factor of the learning rate."
         )
-    return lr * factor
+    return lr * value
 
 
 def _check_count(name: str, value: object) -> None:

@@ -89,6 +89,13 @@ def test_spread_belongs_to_the_device_and_jitter_to_the_round():
     assert shaken.duration(0, "a", 0, 3) != shaken.duration(0, "a", 1, 3)
 
 
+def test_no_device_is_too_slow_to_count():
+    wild = Lognormal(deadline=1.0, spread=1e6)
+    durations = [wild.duration(0, client, 0, 1) for client in range(20)]
+    assert all(math.isfinite(seconds) for seconds in durations)
+    assert max(durations) > 1e200
+
+
 class ByName(Stragglers):
     """Clients with an odd number are too slow."""
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -153,6 +154,27 @@ def test_options_may_belong_to_the_workload():
     assert "clip_norm=1.0" in repr(simulation)
 
 
+def test_long_options_are_told_apart_by_a_digest():
+    many = [SimulationOptions(participation=Weighted([1.0] * 1000 + [last])) for last in (1, 2)]
+    texts = [options.changed()["participation"] for options in many]
+    assert texts[0] != texts[1]
+    assert len(texts[0]) < 100
+
+
+def test_level_l0_draws_from_the_global_generators():
+    digests = []
+    for seed in (1, 1, 2):
+        simulation = fedbench.Simulation(
+            tiny_workload(batch_norm_model), reproducibility="L0", **CASES["everything"]
+        )
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        with simulation:
+            simulation.run(2)
+        digests.append(simulation.state_digest())
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_checkpoint_belongs_to_its_options(tmp_path):
     with fedbench.Simulation(tiny_workload(), clip_norm=1.0) as simulation:
         simulation.run(1, checkpoint_dir=tmp_path)
@@ -170,7 +192,7 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
         ({"zzz": 0.1}, TypeError, "There are participation, dropout"),
         ({"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\)"),
         ({"dropout": "some"}, ValueError, "dropout must be"),
-        ({"participation": "wighted"}, ValueError, "Did you mean 'weighted'"),
+        ({"participation": "weightd"}, ValueError, "Did you mean 'weighted'"),
         ({"participation": 3}, TypeError, "participation must be a name"),
         ({"stragglers": "lognormal"}, TypeError, "deadline"),
         ({"stragglers": 2.0}, TypeError, "stragglers must be a name"),

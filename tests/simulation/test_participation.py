@@ -2,6 +2,7 @@ import collections
 import functools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,13 @@ def test_weighted_cohorts_have_their_exact_chances(weights):
         for cohort, chance in expected.items()
     )
     assert distance < 2 * len(expected) + 30
+
+
+def test_weights_may_be_an_array():
+    array = np.float32([1, 2, 3, 4, 5, 6])
+    assert Weighted(array) == Weighted([1, 2, 3, 4, 5, 6])
+    with pytest.raises(TypeError, match="weights must be 'samples' or one number per client"):
+        Weighted(3)
 
 
 def test_weights_of_samples_are_the_sizes_of_the_clients():
@@ -170,6 +178,7 @@ def test_participation_may_be_written_by_the_user():
     [
         (lambda path: Weighted("sample"), "weights must be 'samples'"),
         (lambda path: Weighted([1.0, -1.0]), "got -1.0"),
+        (lambda path: Weighted([1.0, "much"]), "got 'much'"),
         (lambda path: Weighted([1.0, float("nan")]), "got nan"),
         (lambda path: Weighted([1.0]).sampler(dataset(), 1), "one number per client, 6, got 1"),
         (lambda path: Trace(lambda n: [], period=0), "period must be an integer"),
