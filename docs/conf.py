@@ -17,6 +17,7 @@ extensions = [
     "fedbench_tables",
     "language_neutral",
     "numpydoc_references",
+    "stored_tables",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",

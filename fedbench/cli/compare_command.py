@@ -7,7 +7,7 @@ import os
 
 import click
 
-from fedbench.cli.options import usage_errors, write_files
+from fedbench.cli.options import terminal_width, usage_errors, write_files
 
 __all__ = ["compare"]
 
@@ -94,7 +94,7 @@ def compare(before: str, after: str, tolerance: float | None, out: str | None) -
             click.get_current_context(),
         )
     changes = compare_timings(*runs)
-    click.echo(render_comparison(changes), nl=False)
+    click.echo(render_comparison(changes, terminal_width()), nl=False)
     if out is not None and suffix is not None:
         write_files({out: FRAME_FORMATS[suffix](to_comparison_frame(changes))})
     if tolerance is None:

@@ -159,6 +159,8 @@ class Change:
     @property
     def verdict(self) -> str:
         """``"slower"``, ``"faster"``, ``"no difference"`` or why there is no verdict."""
+        if self.before_s is None and self.after_s is None:
+            return "no figures"
         if self.before_s is None:
             return "only after"
         if self.after_s is None:
@@ -236,8 +238,8 @@ def to_comparison_frame(changes: Iterable[Change]) -> pd.DataFrame:
     )
 
 
-def render_comparison(changes: Iterable[Change]) -> str:
-    """Return the changes as text for people."""
+def render_comparison(changes: Iterable[Change], width: int = 80) -> str:
+    """Return the changes as text for people; seconds that do not fit `width` are left to files."""
     lines = [
         {
             "row": change.name,
@@ -250,7 +252,12 @@ def render_comparison(changes: Iterable[Change]) -> str:
     ]
     if not lines:
         return "nothing to compare\n"
-    return f"{pd.DataFrame(lines, dtype=object).to_string(index=False)}\n"
+    frame = pd.DataFrame(lines, dtype=object)
+    for left_out in ([], ["before_s"], ["before_s", "after_s"]):
+        text = str(frame.drop(columns=left_out).to_string(index=False))
+        if max(map(len, text.splitlines())) <= width:
+            break
+    return f"{text}\n"
 
 
 def _figure(value: float | None) -> str:

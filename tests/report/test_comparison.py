@@ -63,6 +63,22 @@ def test_a_report_does_not_differ_from_itself(runs):
         assert change.ratio == 1.0
 
 
+def test_a_row_that_failed_in_both_runs_has_no_figures(build):
+    run = build.report(build.failure("ray", "not installed"))
+    (change,) = compare(*timings(run, run))
+    assert change.verdict == "no figures"
+    assert not change.regressed(0.0)
+
+
+@pytest.mark.parametrize("width", [200, 80, 60])
+def test_long_names_leave_seconds_to_the_files(build, width):
+    run = build.report(build.measurement("threads", STEADY, workers=2, workload="w" * 25))
+    text = render_comparison(compare(*timings(run, run)), width)
+    assert "no difference" in text
+    assert max(map(len, text.splitlines())) <= max(width, 72)
+    assert ("before_s" in text) == (width == 200)
+
+
 def test_one_round_gives_no_verdict(build):
     report = build.report(build.measurement(totals=(1.0,)))
     assert [change.verdict for change in compare(*timings(report, report))] == ["too few rounds"]

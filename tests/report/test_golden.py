@@ -3,12 +3,53 @@
 After a wanted change run ``python tests/report/test_golden.py`` and read the diff.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
-from fedbench.report import FORMATS, Report, render_text
+from fedbench.report import (
+    FORMATS,
+    FRAME_FORMATS,
+    Report,
+    Timings,
+    compare,
+    render_comparison,
+    render_text,
+    to_chrome_trace,
+    to_comparison_frame,
+)
+from fedbench.report.trace import Span
+
+
+def changes(report):
+    """Return the comparison with a run in which `processes` was 1.5 times slower."""
+
+    def slower(entry):
+        if entry.configuration.backend != "processes":
+            return entry
+        rounds = tuple(
+            dataclasses.replace(sample, seconds={"total": 1.5 * sample.round_s})
+            for sample in entry.rounds
+        )
+        return dataclasses.replace(entry, rounds=rounds)
+
+    after = dataclasses.replace(report, measurements=tuple(map(slower, report.measurements)))
+    return compare(Timings.of_report(report), Timings.of_report(after))
+
+
+def timeline(report):
+    """Return the timeline of a run whose first row has three spans."""
+    spans = (
+        Span("client 3", "7/1", 10.0, 10.25),
+        Span("client 5", "8/1", 10.125, 10.5),
+        Span("round 1", "server", 10.0, 10.625),
+    )
+    first, *others = report.measurements
+    traced = (dataclasses.replace(first, spans=spans), *others)
+    return to_chrome_trace(dataclasses.replace(report, measurements=traced))
+
 
 GOLDEN = Path(__file__).parent / "golden"
 RENDERERS = {
@@ -16,6 +57,14 @@ RENDERERS = {
 } | {
     f"report-{width}.txt": lambda report, width=width: render_text(report, width).encode()
     for width in (80, 132)
+}
+RENDERERS |= {
+    "compare.txt": lambda report: render_comparison(changes(report)).encode(),
+    "trace.json": lambda report: timeline(report).encode(),
+} | {
+    f"compare{suffix}": lambda report, render=render: render(to_comparison_frame(changes(report)))
+    for suffix, render in FRAME_FORMATS.items()
+    if suffix != ".parquet"
 }
 
 
