@@ -1,5 +1,7 @@
 """Every option of a simulation: the same bits on every backend and after a resume."""
 
+import copy
+import dataclasses
 import functools
 
 import numpy as np
@@ -9,7 +11,9 @@ from torch import nn
 
 import fedbench
 from fedbench.algorithms import make_algorithm
+from fedbench.algorithms.ditto import Ditto
 from fedbench.errors import CheckpointError, ClientTaskError, VectorizationError
+from fedbench.reproducibility import digest
 from fedbench.simulation import Lognormal, SimulationOptions, TopK, Trace, Weighted
 from tests.simulation.helpers import batch_norm_model, dropout_model, plain_model, tiny_workload
 
@@ -145,6 +149,32 @@ def test_client_tasks_keep_their_enclosure(case):
     )
     with simulation:
         simulation.run(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class FailingInTheSecondRound(Ditto):
+    def uplink(self, client, down):
+        if client.round_index == 1 and client.client_id == "client-2":
+            raise OSError("the disk of this client is gone")
+        return super().uplink(client, down)
+
+
+def test_a_failed_round_leaves_states_residuals_and_own_entries_alone(executor):
+    simulation = fedbench.Simulation(
+        tiny_workload(batch_norm_model, cohort_size=6),
+        algorithm=FailingInTheSecondRound(),
+        executor=executor,
+        buffers="local",
+        compression=TopK(0.1),
+    )
+    simulation.run_round()
+    before = simulation.state_digest()
+    kept = copy.deepcopy(simulation.client_states)
+    with pytest.raises(ClientTaskError, match="client-2"):
+        simulation.run_round()
+    assert simulation.state_digest() == before
+    assert digest(simulation.client_states) == digest(kept)
+    assert {"own entries", "personal", "uplink residuals"} == kept["client-0"].keys()
 
 
 def test_options_may_belong_to_the_workload():
