@@ -47,6 +47,8 @@ def footnotes(report: Report) -> list[str]:
 def _better_than_possible(report: Report) -> list[str]:
     beyond = []
     for row in rows(report):
+        if row.measurement.configuration.is_vectorized:
+            continue  # the ideal is that of clients one by one
         efficiency = statistics.median(row.efficiencies()) or 0.0
         interval = statistics.bootstrap_interval(row.speedups())
         least = interval[0] / row.cores if interval is not None else 0.0

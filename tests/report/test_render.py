@@ -136,6 +136,9 @@ def test_a_row_that_is_faster_than_the_ideal_says_why_not_to_believe_it(build):
     assert "1.33 times" in note  # speedup 2.67 on two workers
     honest = build.report(slowed, build.measurement("threads", (2.1,) * 6, workers=2))
     assert notes(honest) == []
+    # Stacked clients do not do the baseline's work on more cores: they do it in another way.
+    stacked = build.measurement("threads+vectorized", (0.2,) * 6, workers=2, digest="cd" * 32)
+    assert notes(build.report(slowed, stacked)) == []
 
 
 def test_wide_spread_few_rounds_and_foreign_load_are_noted(build):
