@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedbench.peers.job import Peer as Peer
     from fedbench.peers.measure import PeerRow as PeerRow
     from fedbench.peers.measure import PeerSettings as PeerSettings
+    from fedbench.peers.measure import Timed as Timed
     from fedbench.peers.measure import measure_peers as measure_peers
     from fedbench.peers.table import peers_text as peers_text
     from fedbench.peers.table import peers_to_frame as peers_to_frame
@@ -51,6 +52,7 @@ _EXPORTS = {
     "Peer": "job",
     "PeerRow": "measure",
     "PeerSettings": "measure",
+    "Timed": "measure",
     "measure_peers": "measure",
     "peers_text": "table",
     "peers_to_frame": "table",
@@ -64,6 +66,7 @@ __all__ = [
     "Peer",
     "PeerRow",
     "PeerSettings",
+    "Timed",
     "measure_peers",
     "peers_text",
     "peers_to_frame",
