@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import linecache
 import sys
 import types
 from pathlib import Path
@@ -19,9 +18,7 @@ def run(path: Path) -> None:
     for number, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
         if cell["cell_type"] != "code":
             continue
-        name, source = f"<cell {number}>", "".join(cell["source"])
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        exec(compile(source, name, "exec"), main.__dict__)
+        exec(compile("".join(cell["source"]), f"<cell {number}>", "exec"), main.__dict__)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def test_a_failing_cell_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "broken.ipynb").write_text(json.dumps(broken), encoding="utf-8")
     result = run(tmp_path / "broken.ipynb", tmp_path)
     assert result.returncode == 1
-    assert "x / 0" in result.stderr
+    assert 'File "<cell 0>", line 2' in result.stderr
+    assert "ZeroDivisionError" in result.stderr
 
 
 def test_the_notebook_is_kept_clean() -> None:
