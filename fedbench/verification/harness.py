@@ -238,6 +238,7 @@ class _Side:
             workers=candidate.workers,
             seed=seed,
             reproducibility="L1",
+            vectorized=False,  # clients that are trained at once promise no equal bits
             observer=self._observe,
             around_client=_jitter if candidate.delays else None,
         )

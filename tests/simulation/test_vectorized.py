@@ -16,6 +16,7 @@ from fedbench.algorithms.fedavg import FedAvg
 from fedbench.data import FederatedDataset
 from fedbench.errors import ClientTaskError, VectorizationError
 from fedbench.simulation.vectorized import chunks
+from fedbench.verification import Candidate
 from tests.simulation.helpers import (
     NUM_CLIENTS,
     batch_norm_model,
@@ -90,6 +91,12 @@ def test_a_workload_can_ask_for_it():
         assert simulation.history.pinned["vectorized"] == "on 1 workers"
     with fedbench.Simulation(workload, vectorized=False) as simulation:
         assert simulation.history.pinned["vectorized"] == "no"
+
+
+def test_what_is_verified_are_clients_one_by_one():
+    workload = tiny_workload(vectorized=True, cohort_size=NUM_CLIENTS)
+    candidates = [Candidate("threads", 2)]
+    assert fedbench.verify(workload, rounds=1, candidates=candidates).identical
 
 
 @dataclasses.dataclass(frozen=True)
