@@ -20,7 +20,7 @@ __all__ = [
 def call(node: Any, hook: str, *arguments: Any) -> Any:
     """Call a hook by way of its wrapper (``_update`` for ``update``) if the class has one."""
     wrapper = getattr(node, f"_{hook}", None)
-    return (getattr(node, hook) if wrapper is None else wrapper)(*arguments)
+    return (wrapper if callable(wrapper) else getattr(node, hook))(*arguments)
 
 
 def check_server(server: Any, *, hooks: Sequence[str]) -> list[Any]:
@@ -113,15 +113,16 @@ def sampled(server: Any, clients: Sequence[Any]) -> list[int]:
     return chosen
 
 
-def evaluated(client: Any, part: str) -> dict[str, Any]:
-    """Return what ``client.evaluate(part)`` returns, if these are metrics."""
-    metrics: Any = client.evaluate(part)
-    if not isinstance(metrics, Mapping):
+def evaluated(node: Any, hook: str, part: str) -> dict[str, float]:
+    """Return what ``node.<hook>(part)`` returns, if these are metrics."""
+    metrics: Any = getattr(node, hook)(part)
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(
-            f"{type(client).__name__}.evaluate({part!r}) must return a dict of metrics, "
-            f"got {metrics!r}."
-        )
-    return dict(metrics)
+            f"{type(node).__name__}.{hook}({part!r}) must return a dict of metrics that are "
+            f"numbers, got {metrics!r}."
+        ) from error
 
 
 def setting(server: Any, given: int | None, name: str, argument: str) -> int:

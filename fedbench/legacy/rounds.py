@@ -12,7 +12,7 @@ import torch
 from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.guard import named_arrays
-from fedbench.legacy.hooks import call, sampled
+from fedbench.legacy.hooks import call, evaluated, sampled
 from fedbench.legacy.memory import is_array, memory_of, overlap, walk
 from fedbench.legacy.sharing import Lent, Loans, Parties, lend
 from fedbench.legacy.state import named_state
@@ -114,8 +114,10 @@ class Federation:
         with self.scope("centralized"):
             self.server.train_centralized()
             end = time.perf_counter()
-            evaluate = getattr(self.server, "evaluate_centralized", None)
-            metrics = {} if evaluate is None else {part: dict(evaluate(part)) for part in parts}
+            metrics = {}
+            if hasattr(self.server, "evaluate_centralized"):
+                hook = "evaluate_centralized"
+                metrics = {part: evaluated(self.server, hook, part) for part in parts}
         spent = {"broadcast": 0.0, "uplink": 0.0, "aggregate": 0.0}
         spent |= {"train": end - begin, "total": end - begin}
         spent["evaluate"] = time.perf_counter() - end

@@ -117,6 +117,7 @@ class ClientTask:
         client, shared, returned = item.parcel.open(host, named)
         loans = Loans(getattr(client, "_received_messages", None), item.lent)
         watches = [(path, Snapshot(shared[path])) for path in item.watched]
+        of_the_class = [*_class_attributes(type(client))]
         with replaced(client, seen):
             work = self._federated if self.federated else self._local
             metrics, seconds = work(client, stand_in, item)
@@ -125,6 +126,12 @@ class ClientTask:
                 raise EnclosureError(
                     f"{item.who} wrote to its {path}, which is the memory of "
                     f"{item.watched[path]} too. Give each its own copy (copy.deepcopy)."
+                )
+        for name, snapshot in of_the_class:
+            if snapshot.has_changed():
+                raise EnclosureError(
+                    f"{item.who} wrote to {name}, which all clients share. Keep what changes in "
+                    f"an attribute of the client (self.name = ...)."
                 )
         self._settle(loans, host, client, item)
         messages, lent = _sent(host, client, stand_in, item)
@@ -163,7 +170,7 @@ class ClientTask:
             # At L1, evaluating more or less often must not change what is trained.
             undisturbed = _undisturbed(client) if self.level == Level.L1 else nullcontext()
             with undisturbed, self._own_randomness(client, item, "evaluate", part):
-                found[part] = evaluated(client, part)
+                found[part] = evaluated(client, "evaluate", part)
         return found
 
     def _own_randomness(
@@ -224,7 +231,7 @@ def _keyed_loaders(client: Any, seed: int, key: tuple[int | str, ...]) -> Iterat
     Theirs may be shared with other clients, and would remember how often they were used.
     """
     before: list[tuple[Any, Any]] = []
-    for path, value in _loaders(client):
+    for path, value in _held(client, DataLoader):
         holders: tuple[Any, ...] = (value, value.sampler)
         for holder in holders:
             generator = getattr(holder, "generator", None)
@@ -238,21 +245,36 @@ def _keyed_loaders(client: Any, seed: int, key: tuple[int | str, ...]) -> Iterat
             holder.generator = generator
 
 
-def _loaders(client: Any) -> list[tuple[str, DataLoader[Any]]]:
-    return [(name, v) for name, v in vars(client).items() if isinstance(v, DataLoader)]
+def _class_attributes(kind: type) -> Iterator[tuple[str, Snapshot]]:
+    """Yield what could be written to in a class and its bases."""
+    for base in kind.__mro__[:-1]:
+        yield f"the class {base.__name__}", Snapshot(base)
+        for name, value in vars(base).items():
+            if is_array(value) or isinstance(value, list | dict | set):
+                yield f"the class attribute {base.__name__}.{name}", Snapshot(value)
+
+
+def _held(client: Any, kind: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a kind, and the entries of lists, tuples and dicts among them."""
+    for name, value in vars(client).items():
+        if isinstance(value, kind):
+            yield name, value
+        elif type(value) in (list, tuple, dict):
+            entries = value.items() if type(value) is dict else enumerate(value)
+            for key, entry in entries:
+                if isinstance(entry, kind):
+                    yield f"{name}[{key!r}]", entry
 
 
 @contextmanager
 def _undisturbed(client: Any) -> Iterator[None]:
     """Restore modes, buffers and generators of a client after it was evaluated."""
-    modules = [value for value in vars(client).values() if isinstance(value, nn.Module)]
+    modules = [module for _, module in _held(client, nn.Module)]
     modes = [(part, part.training) for module in modules for part in module.modules()]
     buffers: list[tuple[Tensor, Tensor]] = [
         (buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()
     ]
-    generators = [
-        (value, Snapshot(value)) for value in vars(client).values() if isinstance(value, RANDOM)
-    ]
+    generators = [(generator, Snapshot(generator)) for _, generator in _held(client, RANDOM)]
     yield
     for part, training in modes:
         part.training = training

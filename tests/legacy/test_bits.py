@@ -122,6 +122,25 @@ def test_shared_generators_of_loaders_are_replaced_by_keyed_ones_at_l1(executor)
     assert digest(states[0]) == digest(states[1])
 
 
+def test_loaders_in_a_dict_are_found(executor):
+    class Gathered(OwnLoaderGenerators):
+        def _post_init(self):
+            super()._post_init()
+            self.loaders = {"train": self.train_loader}
+            del self.train_loader
+
+        def __getattr__(self, name):
+            if name == "train_loader":
+                return self.__dict__["loaders"]["train"]
+            raise AttributeError(name)
+
+    OwnLoaderGenerators.shared.manual_seed(4)
+    state = OwnLoaderGenerators.shared.get_state()
+    server = made(type("S", (Server,), {"client_class": Gathered}))
+    run(server, 1, executor=executor, reproducibility="L1")
+    assert torch.equal(OwnLoaderGenerators.shared.get_state(), state)
+
+
 def test_shared_generators_of_loaders_are_used_as_they_are_at_l0():
     plain, shimmed = made(OwnLoaderServer), made(OwnLoaderServer)
     OwnLoaderGenerators.shared.manual_seed(4)

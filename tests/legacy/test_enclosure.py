@@ -1,6 +1,7 @@
 """What a client may not do is found, and the error names client, attribute and remedy."""
 
 import copy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -166,6 +167,30 @@ def test_reading_what_clients_share_is_allowed(executor):
     run(server, 2, executor=executor)
     assert [client.total for client in server._clients] == [3.0] * 4
     assert len({id(client.counts) for client in server._clients}) == 1, "still shared"
+
+
+class CountsInTheClass(Client):
+    total = 0
+    seen: ClassVar[list] = []
+
+    def update(self):
+        super().update()
+        type(self).count()
+
+    @classmethod
+    def count(cls):
+        cls.total += 1
+
+
+def test_writing_to_the_class_is_named(executor):
+    message = refusal(server_of(CountsInTheClass), executor=executor)
+    assert "wrote to the class CountsInTheClass, which all clients share" in message
+
+    appends = type(
+        "Appends", (CountsInTheClass,), {"count": classmethod(lambda cls: cls.seen.append(1))}
+    )
+    message = refusal(server_of(appends), executor=executor)
+    assert "wrote to the class attribute CountsInTheClass.seen" in message
 
 
 class ChangesTheConfig(Client):

@@ -278,14 +278,24 @@ def test_wrong_arguments_are_refused(options, error, words):
         run(made(), **{"rounds": 1, **options} if options.get("mode") != "centralized" else options)
 
 
-def test_what_evaluate_returns_is_checked(executor):
-    class ReturnsNothing(Client):
-        def evaluate(self, part):
-            super().evaluate(part)
-
-    server = made(type("S", (Server,), {"client_class": ReturnsNothing}))
-    with pytest.raises(ClientTaskError, match=r"evaluate\('train'\) must return a dict of metrics"):
+@pytest.mark.parametrize("returned", [None, 0.5, {"acc": "high"}, {"acc": [0.5, 0.5]}])
+def test_what_evaluate_returns_is_checked(returned, executor):
+    client_class = type("Returns", (Client,), {"evaluate": lambda self, part: returned})
+    server = made(type("S", (Server,), {"client_class": client_class}))
+    with pytest.raises(
+        ClientTaskError, match=r"Returns\.evaluate\('train'\) must return a dict of metrics that"
+    ):
         run(server, 2, executor=executor)
+
+
+def test_metrics_may_be_tensors_and_numpy_numbers(executor):
+    metrics = {"loss": torch.tensor(0.5), "acc": np.float32(0.25), "num_samples": 4}
+    client_class = type("Returns", (Client,), {"evaluate": lambda self, part: metrics})
+    server = made(type("S", (Server,), {"client_class": client_class}))
+    server.aggregate_client_metrics = lambda: None
+    history = run(server, 2, executor=executor)
+    assert history.records[1].metrics["val"] == {"loss": 0.5, "acc": 0.25, "num_samples": 16.0}
+    assert all(type(v) is float for v in history.records[1].metrics["val"].values())
 
 
 def test_an_error_of_a_client_names_the_client(executor):
