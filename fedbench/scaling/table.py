@@ -8,7 +8,7 @@ from fedbench.environment import cpu_model, package_version
 from fedbench.report import statistics
 from fedbench.report.columns import significant
 from fedbench.scaling.measure import Study
-from fedbench.scaling.model import growths, predictions
+from fedbench.scaling.model import Growth, growths, predictions
 
 __all__ = ["scaling_text", "scaling_to_frame"]
 
@@ -61,10 +61,12 @@ def scaling_text(study: Study) -> str:
                 "from": str(entry.values[0]),
                 "to": str(entry.values[-1]),
                 "round_s": f"{significant(entry.round_s[0])} to {significant(entry.round_s[-1])}",
-                "exponent": significant(entry.exponent, 2),
-                "95 % interval": f"{entry.exponent_low:.2f} to {entry.exponent_high:.2f}",
+                "exponent": _hundredths(entry.exponent),
+                "95 % interval": (
+                    f"{_hundredths(entry.exponent_low)} to {_hundredths(entry.exponent_high)}"
+                ),
                 "fixed_s": significant(entry.fixed_s),
-                "each_s": f"{entry.slope_s:.2g}",
+                "each_s": f"{_unless_negligible(entry):.2g}",
             }
             for entry in growths(study)
         ],
@@ -95,3 +97,13 @@ def scaling_text(study: Study) -> str:
         f"{workers} workers, predicted from one (seconds)\n{check.to_string(index=False)}\n\n"
         f"The prediction is off by {usual:.0%} in the median and by {worst:.0%} at most.\n"
     )
+
+
+def _hundredths(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}"  # without the sign of a negative zero
+
+
+def _unless_negligible(growth: Growth) -> float:
+    """Return the slope, 0 where it adds less than a millionth to the round."""
+    added = abs(growth.slope_s) * growth.values[-1]
+    return growth.slope_s if added > 1e-6 * growth.round_s[-1] else 0.0

@@ -1,12 +1,15 @@
 """The study with its runs replaced by a known cost, and a small real one."""
 
 import math
+from pathlib import Path
 from typing import ClassVar
 
 import pandas as pd
 import pytest
 
+import fedbench.scaling.table
 from fedbench.cli import main
+from fedbench.report import FRAME_FORMATS
 from fedbench.scaling import (
     Point,
     Sample,
@@ -18,6 +21,7 @@ from fedbench.scaling import (
     scaling_to_frame,
 )
 
+GOLDEN = Path(__file__).parent / "golden"
 SETTINGS = ScalingSettings(
     clients=(100, 1000), cohorts=(10, 20, 40), widths=(64, 256), rounds=2, repeats=2
 )
@@ -115,6 +119,23 @@ def test_the_frame_has_every_point_and_the_text_both_tables(study):
     assert "2 workers, predicted from one (seconds)" in text
     assert text.endswith("off by 0% in the median and by 0% at most.\n")
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_text_and_file_are_the_golden_ones_byte_for_byte(study, monkeypatch):
+    """After a wanted change remove the files, run this test twice and read the diff."""
+    monkeypatch.setattr(fedbench.scaling.table, "cpu_model", lambda: "Test CPU")
+    monkeypatch.setattr(fedbench.scaling.table, "package_version", lambda name: "2.13.0")
+    study.date = "2024-02-29T12:00:00+00:00"
+    frame = scaling_to_frame(study).round(9)  # sums of floats; the last bits are not the subject
+    for name, content in (
+        ("scaling.txt", scaling_text(study)),
+        ("scaling.csv", FRAME_FORMATS[".csv"](frame).decode()),
+    ):
+        path = GOLDEN / name
+        if not path.exists():
+            path.write_text(content)
+            pytest.fail(f"{name} was missing and is written; read it")
+        assert content == path.read_text()
 
 
 def test_an_interrupt_closes_everything_at_once():
