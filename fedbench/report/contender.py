@@ -153,7 +153,7 @@ def _wait_for_device() -> None:
     """Let a GPU finish what was only handed to it; nothing where none is used."""
     import torch
 
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
