@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedbench.errors import MissingExtraError, UnknownNameError
 
-__all__ = ["DISTRIBUTION", "Entry", "Registry", "missing_extra"]
+__all__ = ["DISTRIBUTION", "Entry", "Registry", "missing_extra", "own_code"]
 
 DISTRIBUTION = "fedbench-sim"
 """Name of the distribution that provides the package ``fedbench``."""
@@ -105,6 +106,31 @@ class Registry(Generic[T]):
             raise _broken_extra(f"{self.kind} {name!r}", error, entry.extra) from error
         loaded: T = getattr(module, attribute)
         return loaded
+
+
+def own_code(kind: str, target: str) -> Any:
+    """Return what ``module:attribute`` stands for, in code of the user's own.
+
+    The module is looked for in the current folder too.
+
+    Raises
+    ------
+    ValueError
+        If there is no such module or attribute; `kind` names the argument.
+    """
+    module_name, _, attribute = target.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{kind} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
+            f"imported, got {target!r}: {error}."
+        ) from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"{kind} {target!r}: the module has no {attribute!r}.")
+    return getattr(module, attribute)
 
 
 def missing_extra(what: str, package: str | None, extra: str) -> MissingExtraError:

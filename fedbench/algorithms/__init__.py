@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedbench.registry import Entry, Registry
+from fedbench.registry import Entry, Registry, own_code
 
 if TYPE_CHECKING:
     from fedbench.algorithms.base import Algorithm as Algorithm
@@ -29,6 +29,7 @@ __all__ = [
     "ServerState",
     "Update",
     "Updates",
+    "find_algorithm",
     "make_algorithm",
 ]
 
@@ -95,19 +96,51 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
 )
 
 
+def find_algorithm(name: str) -> type[Algorithm]:
+    """Return the class of an algorithm: an entry of the registry, or ``module:Class`` of your own.
+
+    Raises
+    ------
+    UnknownNameError
+        If no algorithm has this name.
+    ValueError
+        If there is no such module or class.
+    TypeError
+        If it is not a subclass of :class:`Algorithm`.
+    """
+    if not isinstance(name, str) or ":" not in name:
+        return ALGORITHMS.load(name)
+    from fedbench.algorithms.base import Algorithm
+
+    found = own_code("algorithm", name)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise TypeError(
+            f"algorithm must be a subclass of fedbench.algorithms.Algorithm, got {name!r}."
+        )
+    return found
+
+
 def make_algorithm(name: str, **options: object) -> Algorithm:
-    """Return the algorithm registered as `name` with the hyperparameters `options`.
+    """Return the algorithm `name` with the hyperparameters `options`.
+
+    Parameters
+    ----------
+    name : str
+        A name of :data:`ALGORITHMS`, or ``"module:Class"`` of your own.
+    **options : object
+        Hyperparameters by name; what is left out has its default.
 
     Raises
     ------
     UnknownNameError
         If no algorithm has this name.
     TypeError
-        If the algorithm has no such hyperparameter; the message lists those it has.
+        If the algorithm has no such hyperparameter (the message lists those it has), or a value
+        is of the wrong kind.
     ValueError
-        If a hyperparameter is out of its range.
+        If a hyperparameter is out of its range, or there is no such module or class.
     """
-    algorithm = ALGORITHMS.load(name)
+    algorithm = find_algorithm(name)
     known = [field.name for field in algorithm.options()]
     unknown = sorted(options.keys() - set(known))
     if unknown:

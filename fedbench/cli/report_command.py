@@ -76,7 +76,7 @@ class RoundCount(click.ParamType[int | Literal["auto"]]):
     "algorithms",
     multiple=True,
     metavar="NAME",
-    help="Federated algorithms instead of each workload's own; `all`: every one there is.",
+    help="Algorithms instead of each workload's own: names, MODULE:CLASS of yours, or `all`.",
 )
 @click.option(
     "--backend",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbench.cli.options import ListCommand, usage_errors, write_files
+from fedbench.registry import own_code
 
 if TYPE_CHECKING:
     from fedbench.algorithms import Algorithm
@@ -138,20 +138,14 @@ def verify(
 
 
 def _algorithm(name: str) -> str | Algorithm:
-    from fedbench.algorithms import ALGORITHMS, Algorithm
+    from fedbench.algorithms import ALGORITHMS, make_algorithm
 
     if ":" not in name:
         if name not in ALGORITHMS and "." in name:
             raise ValueError(f"an algorithm of yours must be given as MODULE:NAME, got {name!r}.")
         ALGORITHMS.entry(name)
         return name
-    found = _imported("algorithm", name)
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise TypeError(
-            f"algorithm must be a subclass of fedbench.algorithms.Algorithm, got {name!r}."
-        )
-    made: Algorithm = found()
-    return made
+    return make_algorithm(name)
 
 
 def _reference(name: str) -> Candidate | Loop | Trace:
@@ -166,7 +160,7 @@ def _reference(name: str) -> Candidate | Loop | Trace:
     if ":" not in name:
         EXECUTORS.load(name)
         return Candidate(name)
-    loop = _imported("reference", name)
+    loop = own_code("reference", name)
     if not callable(loop):
         raise TypeError(f"reference must be a generator function, got {name!r}.")
     needed = [
@@ -182,22 +176,6 @@ def _reference(name: str) -> Candidate | Loop | Trace:
         )
     found: Loop = loop
     return found
-
-
-def _imported(option: str, target: str) -> Any:
-    module_name, _, attribute = target.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the user's own module is in the folder where they are
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{option} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
-            f"imported, got {target!r}: {error}."
-        ) from error
-    if not hasattr(module, attribute):
-        raise ValueError(f"{option} {target!r}: the module has no {attribute!r}.")
-    return getattr(module, attribute)
 
 
 def _candidates(

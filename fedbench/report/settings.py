@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbench.algorithms import ALGORITHMS
+from fedbench.algorithms import ALGORITHMS, find_algorithm
 from fedbench.errors import UnknownNameError
 from fedbench.executors import EXECUTORS, default_workers
 from fedbench.executors.resources import available_cpus
@@ -87,7 +87,7 @@ class Settings:
     backends : tuple of str
         Registry names, those of clients that are trained stacked with ``"+vectorized"`` after.
     algorithms : tuple of str
-        Registry names; empty takes each workload's own.
+        Registry names, or ``module:Class`` of your own; empty takes each workload's own.
     workers : tuple of int
         Worker counts of every backend but `sequential`, which has one.
     rounds : int or None
@@ -136,8 +136,11 @@ class Settings:
         _check_names("workloads", self.workloads, WORKLOADS)
         executors = [name.removesuffix(VECTORIZED) for name in self.backends]
         _check_names("backends", executors, EXECUTORS)
-        if self.algorithms:
-            _check_names("algorithms", self.algorithms, ALGORITHMS)
+        for name in self.algorithms:
+            if ":" in name:
+                find_algorithm(name)
+            else:
+                ALGORITHMS.entry(name)
         if not self.workers:
             raise ValueError("workers must name at least one worker count, got none. Use (2,).")
         for count in self.workers:

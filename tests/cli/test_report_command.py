@@ -78,6 +78,14 @@ def test_all_stands_for_every_algorithm(measured):
     assert measured.asked[0].workloads == ("digits-logreg",)
 
 
+def test_algorithms_of_your_own_are_named_by_their_module(measured, capsys):
+    own = "fedbench.algorithms.fedavg:FedAvg"
+    assert call("--algorithm", own, "fedprox") == 0
+    assert measured.asked[0].algorithms == (own, "fedprox")
+    assert call("--algorithm", "json:dumps") == 2
+    assert "must be a subclass of fedbench.algorithms.Algorithm" in capsys.readouterr().err
+
+
 def test_equals_signs_and_repetition_mix(measured):
     assert call("--workers=1", "2", "--workers", "4") == 0
     assert measured.asked[0].workers == (1, 2, 4)
