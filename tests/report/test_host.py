@@ -92,8 +92,9 @@ def test_a_failure_is_one_line_with_the_traceback_beside_it(host):
 
 
 def test_our_own_errors_speak_for_themselves(host):
-    with pytest.raises(ContenderError, match=r"^Not enough memory\.$"):
+    with pytest.raises(ContenderError) as caught:
         host.call("refuse")
+    assert str(caught.value) == "Not enough memory."
 
 
 def test_a_killed_process_is_named_with_its_signal_and_last_words(host):
