@@ -40,11 +40,12 @@ def speedup(words: Words) -> Picture:
     largest = max(2.0, math.ceil(max(values["speedup_high"](row) for row in bars)))
     scale = (right - left) / largest
     bottom = 10 + 30 * len(workloads) + 26 * len(bars)
-    for tick in range(int(largest) + 1):
+    step = math.ceil(largest / 8)
+    for tick in range(0, int(largest) + 1, step):
         x = left + scale * tick
-        look = "line" if tick == 1 else "grid"
-        picture.line(x, 10, x, bottom, look, dashed=tick == 1)
+        picture.line(x, 10, x, bottom, "grid")
         picture.text(x, bottom + 18, str(tick), "faint", size=13)
+    picture.line(left + scale, 10, left + scale, bottom, dashed=True)
     picture.text(
         (left + right) / 2, bottom + 38, "times as fast as sequential (1 worker)", "faint", size=13
     )
