@@ -215,16 +215,22 @@ class FederatedDataset:
 
     def indices(self, client: int) -> torch.Tensor:
         """Return the int64 indices of the samples of the client at position `client`."""
+        start, stop = self._span(client)
+        return self._indices[start:stop]
+
+    def client_size(self, client: int) -> int:
+        """Return the number of training samples of the client at position `client`."""
+        start, stop = self._span(client)
+        return stop - start
+
+    def _span(self, client: int) -> tuple[int, int]:
         if not 0 <= client < self.num_clients:
             raise IndexError(
                 f"client must be a position in [0, {self.num_clients}), got {client!r}. "
                 "Clients are numbered in the order of client_ids."
             )
-        return self._indices[int(self._offsets[client]) : int(self._offsets[client + 1])]
-
-    def client_size(self, client: int) -> int:
-        """Return the number of training samples of the client at position `client`."""
-        return len(self.indices(client))
+        offsets = self._offsets.numpy()  # indexing a tensor would take ten times as long
+        return int(offsets[client]), int(offsets[client + 1])
 
     def client_sizes(self) -> torch.Tensor:
         """Return the number of training samples of every client, int64 ``[num_clients]``."""

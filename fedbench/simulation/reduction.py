@@ -14,6 +14,7 @@ from fedbench.algorithms import Reduction, Update, Updates
 from fedbench.executors import Executor
 from fedbench.simulation.client_task import ClientItem, ClientResult
 from fedbench.simulation.rounds import Dispatch, mapped
+from fedbench.simulation.vectorized import ChunkResult
 
 __all__ = ["ReducedUpdates", "ReducingTask", "UpdateReducer", "pays", "reduced", "trained"]
 
@@ -117,13 +118,13 @@ class ReducingTask:
 
     def __call__(
         self, down: Mapping[str, Any], job: Any
-    ) -> tuple[tuple[Update | None, ...], ClientResult | tuple[ClientResult, ...]]:
+    ) -> tuple[tuple[Update | None, ...], ClientResult | ChunkResult]:
         """Return the contribution to the reducer, and the rest as the report."""
         done = self.task(down, job)
-        if isinstance(done, ClientResult):
-            return (done.update,), dataclasses.replace(done, update=None)
-        reports = tuple(dataclasses.replace(result, update=None) for result in done)
-        return tuple(result.update for result in done), reports
+        if isinstance(done, ChunkResult):
+            updates = tuple(result.update for result in done.clients())
+            return updates, dataclasses.replace(done, deltas=None)
+        return (done.update,), dataclasses.replace(done, update=None)
 
 
 def reduced(

@@ -11,7 +11,7 @@ from fedbench.executors import Executor, Resident
 from fedbench.reproducibility import python_random
 from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, ClientTask
 from fedbench.simulation.participation import Sampler
-from fedbench.simulation.vectorized import VectorizedTask, chunks
+from fedbench.simulation.vectorized import Chunk, VectorizedTask, chunks
 from fedbench.training import VectorizedModel
 
 __all__ = [
@@ -79,9 +79,9 @@ class Dispatch:
     Attributes
     ----------
     task : callable
-        ``task(broadcast, job)`` returns a result, or a tuple of them where a job has many clients.
+        ``task(broadcast, job)`` returns a :class:`ClientResult` or a :class:`ChunkResult`.
     jobs : sequence
-        A :class:`ClientItem` each, or a tuple of them.
+        A :class:`ClientItem` or a :class:`Chunk` each.
     costs : sequence of float or None
         Samples of each job.
     places : sequence of tuple of int or None
@@ -101,8 +101,8 @@ class Dispatch:
         if self.places is None:
             return list(done)
         found: dict[int, ClientResult] = {}
-        for places, results in zip(self.places, done, strict=True):
-            found |= zip(places, results, strict=True)
+        for places, result in zip(self.places, done, strict=True):
+            found |= zip(places, result.clients(), strict=True)
         return [found[place] for place in range(len(found))]
 
 
@@ -124,7 +124,7 @@ def dispatch(
     places = chunks(sizes, model.layout.numel, workers)
     return Dispatch(
         VectorizedTask(side, model),
-        [tuple(items[place] for place in chunk) for chunk in places],
+        [Chunk.of([items[place] for place in chunk]) for chunk in places],
         [sum(sizes[place] for place in chunk) for chunk in places],
         places,
     )

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedbench.algorithms import Algorithm, Update
 from fedbench.data import FederatedDataset
 from fedbench.errors import VectorizationError
@@ -20,14 +23,13 @@ from fedbench.reproducibility import torch_generator
 from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide
 from fedbench.simulation.compression import num_bytes
 from fedbench.training import (
-    StackedResult,
     VectorizedModel,
     refuse_work,
     stacked_sgd,
     vectorized_model,
 )
 
-__all__ = ["VectorizedTask", "chunks", "vectorized_side"]
+__all__ = ["Chunk", "ChunkResult", "VectorizedTask", "chunks", "vectorized_side"]
 
 _CHUNK_BYTES = 4_000_000
 """Parameters of the clients of a chunk, at most. Measured: they should stay in a core's cache."""
@@ -132,56 +134,135 @@ def chunks(sizes: Sequence[int], numel: int, workers: int) -> list[tuple[int, ..
 
 
 @dataclass(frozen=True)
-class VectorizedTask:
-    """Trains the clients of a chunk at once: ``task(broadcast, items) -> results``."""
+class Chunk:
+    """The clients of one task: what of their items it needs, side by side.
 
-    side: Resident[ClientSide]
-    model: VectorizedModel
+    Attributes
+    ----------
+    client_ids : tuple of (int or str)
+        Their identities.
+    positions : tuple of int
+        Their places in the population.
+    sends : tuple of bool
+        Whether each sends its update.
+    round_index : int
+        Number of the round, counted from 0.
+    lr : float
+        Learning rate of the round.
+    """
 
-    def __call__(
-        self, down: Mapping[str, Any], items: Sequence[ClientItem]
-    ) -> tuple[ClientResult, ...]:
-        """Run the clients; reads `down` and their own data only."""
-        begin = time.perf_counter()
-        side = self.side.value
+    client_ids: tuple[int | str, ...]
+    positions: tuple[int, ...]
+    sends: tuple[bool, ...]
+    round_index: int
+    lr: float
+
+    @classmethod
+    def of(cls, items: Sequence[ClientItem]) -> Chunk:
+        """Return the chunk of these items.
+
+        Raises
+        ------
+        VectorizationError
+            If a client does not receive the model, or does not train.
+        """
         for item in items:
             if not (item.receives and item.train):
                 raise VectorizationError(
                     f"vectorized clients must all receive the model and train, but the plan leaves "
                     f"client {item.client_id!r} out of one of them. Set vectorized to False."
                 )
-        down = side.there(down)
-        trained = self._trained(down, items)
-        deltas = trained.parameters.sub_(down["model"].parameters).cpu()
-        seconds = (time.perf_counter() - begin) / len(items)
-        results = []
-        for item, delta, loss in zip(items, deltas, trained.losses, strict=True):
-            size = side.dataset.client_size(item.position)
-            update = Update(size, {"delta": delta}) if item.uplink else None
-            results.append(
-                ClientResult(
-                    num_samples=size,
-                    update=update,
-                    state={},
-                    metrics={"loss": loss},
-                    train_s=seconds,
-                    uplink_s=0.0,
-                    uplink_bytes=num_bytes(update.tensors, self.model.layout) if update else 0,
-                )
-            )
-        return tuple(results)
+        return cls(
+            client_ids=tuple(item.client_id for item in items),
+            positions=tuple(item.position for item in items),
+            sends=tuple(item.uplink for item in items),
+            round_index=items[0].round_index,
+            lr=items[0].lr,
+        )
 
-    def _trained(self, down: Mapping[str, Any], items: Sequence[ClientItem]) -> StackedResult:
+
+@dataclass(frozen=True)
+class ChunkResult:
+    """What the task of a chunk returns.
+
+    Attributes
+    ----------
+    deltas : torch.Tensor or None
+        Changes of the parameters, ``[clients, numel]``; None where they have been folded.
+    losses : list of float
+        Mean training loss of each client.
+    sizes : tuple of int
+        Samples of each client.
+    sends : tuple of bool
+        Whether each sends its update.
+    seconds : float
+        Time of the task.
+    update_bytes : int
+        Bytes of one update.
+    """
+
+    deltas: Tensor | None
+    losses: list[float]
+    sizes: tuple[int, ...]
+    sends: tuple[bool, ...]
+    seconds: float
+    update_bytes: int
+
+    def clients(self) -> tuple[ClientResult, ...]:
+        """Return the result of each client; the time is divided by their samples."""
+        deltas = [None] * len(self.sizes) if self.deltas is None else self.deltas.unbind()
+        share = self.seconds / sum(self.sizes)
+        return tuple(
+            ClientResult(
+                num_samples=size,
+                update=Update(size, {"delta": delta}) if sends and delta is not None else None,
+                state={},
+                metrics={"loss": loss},
+                train_s=share * size,
+                uplink_s=0.0,
+                uplink_bytes=self.update_bytes if sends else 0,
+            )
+            for delta, loss, size, sends in zip(
+                deltas, self.losses, self.sizes, self.sends, strict=True
+            )
+        )
+
+
+@dataclass(frozen=True)
+class VectorizedTask:
+    """Trains the clients of a chunk at once: ``task(broadcast, chunk) -> result``."""
+
+    side: Resident[ClientSide]
+    model: VectorizedModel
+
+    def __call__(self, down: Mapping[str, Any], chunk: Chunk) -> ChunkResult:
+        """Run the clients; reads `down` and their own data only."""
+        begin = time.perf_counter()
         side = self.side.value
         dataset = side.dataset
-        keys = [(item.client_id, item.round_index) for item in items]
-        return stacked_sgd(
+        down = side.there(down)
+        start: Tensor = down["model"].parameters
+
+        def generator(client: int, epoch: int) -> torch.Generator:
+            key = (chunk.client_ids[client], chunk.round_index, epoch)
+            return torch_generator(side.seed, "shuffle", *key)
+
+        trained = stacked_sgd(
             self.model,
-            dataclasses.replace(side.work, lr=items[0].lr),
-            down["model"].parameters,
-            [dataset.indices(item.position) for item in items],
+            dataclasses.replace(side.work, lr=chunk.lr),
+            start,
+            [dataset.indices(position) for position in chunk.positions],
             dataset.inputs,
             dataset.targets,
-            lambda client, epoch: torch_generator(side.seed, "shuffle", *keys[client], epoch),
+            generator,
             **(side.algorithm.local_terms(down) or {}),
+        )
+        deltas = trained.parameters.sub_(start).cpu()
+        return ChunkResult(
+            deltas=deltas,
+            losses=trained.losses,
+            sizes=tuple(dataset.client_size(position) for position in chunk.positions),
+            sends=chunk.sends,
+            seconds=time.perf_counter() - begin,
+            update_bytes=num_bytes({"delta": deltas[0]}, self.model.layout),
         )

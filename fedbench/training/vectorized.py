@@ -210,15 +210,18 @@ class _Schedule:
         steps = torch.arange(per_epoch[0] * work.epochs).unsqueeze(1)
         rows = torch.empty(len(clients), len(steps), batch, dtype=torch.int64)
         sizes = torch.full((len(clients), len(steps)), batch)
-        for place, position in enumerate(self.positions.tolist()):
-            indices, length = clients[position], per_epoch[place]
-            # Padding repeats a sample of the client's own, with weight zero.
-            rows[place] = indices[0]
+        placed = zip(self.positions.tolist(), self.counts.tolist(), per_epoch, strict=True)
+        for place, (position, count, length) in enumerate(placed):
+            indices, last = clients[position], count - (length - 1) * batch
+            if last < batch:
+                # Padding repeats a sample of the client's own, with weight zero.
+                rows[place] = indices[0]
+                sizes[place, length - 1 :: length] = last
+            visits = rows[place].view(-1)
             for epoch in range(work.epochs):
-                order = torch.randperm(len(indices), generator=generator(position, epoch))
-                stop = (epoch + 1) * length
-                rows[place, stop - length : stop].view(-1)[: len(indices)] = indices[order]
-                sizes[place, stop - 1] = len(indices) - (length - 1) * batch
+                order = torch.randperm(count, generator=generator(position, epoch))
+                begin = epoch * length * batch
+                torch.index_select(indices, 0, order, out=visits[begin : begin + count])
         self._rows = rows.transpose(0, 1).contiguous()
         sizes = sizes.T.contiguous()
         self._active = (torch.tensor(per_epoch) * work.epochs > steps).sum(1).tolist()

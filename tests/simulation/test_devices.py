@@ -16,7 +16,7 @@ from fedbench.executors import Resident
 from fedbench.simulation import client_task
 from fedbench.simulation.devices import checked_device, moved
 from fedbench.simulation.rounds import client_items
-from fedbench.simulation.vectorized import VectorizedTask
+from fedbench.simulation.vectorized import Chunk, VectorizedTask
 from fedbench.training import ModelState
 from tests.simulation.helpers import batch_norm_model, dropout_model, plain_model, tiny_workload
 
@@ -140,8 +140,7 @@ def test_a_vectorized_task_stays_on_its_device(on_meta):
     simulation = fedbench.Simulation(workload, algorithm="fedprox", vectorized=True)
     side, down, items = first_round(simulation)
     task = VectorizedTask(Resident(side), simulation._rounds.stacked)
-    for result in task(down, items):
-        assert result.update.tensors["delta"].device.type == "cpu"
+    assert task(down, Chunk.of(items)).deltas.device.type == "cpu"
 
 
 @needs_gpu

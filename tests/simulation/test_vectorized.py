@@ -14,7 +14,7 @@ import fedbench
 from fedbench.algorithms import ALGORITHMS, RoundPlan
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.data import FederatedDataset
-from fedbench.errors import ClientTaskError, VectorizationError
+from fedbench.errors import VectorizationError
 from fedbench.simulation.vectorized import chunks
 from fedbench.verification import Candidate
 from tests.simulation.helpers import (
@@ -121,7 +121,7 @@ class SomeTrain(FedAvg):
 
 
 def test_a_plan_without_training_is_refused():
-    with pytest.raises(ClientTaskError, match="leaves client 'client-0' out of one of them"):
+    with pytest.raises(VectorizationError, match="leaves client 'client-0' out of one of them"):
         run(algorithm=SomeTrain(), vectorized=True)
 
 
