@@ -14,7 +14,7 @@ __all__ = ["OPTION_KEYS", "simulation_options"]
 
 OPTION_KEYS = (
     "participation",
-    "dropout",
+    "client_dropout",
     "stragglers",
     "schedule",
     "clip_norm",

@@ -104,7 +104,7 @@ class RunConfiguration(BaseModel):
         None, "Your function train(model, data, rng) instead of SGD.", "MODULE:NAME"
     )
     participation: Component | None = _key(None, "How cohorts are sampled.", "NAME")
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = _key(
+    client_dropout: Annotated[float, Field(ge=0, lt=1)] | None = _key(
         None, "Probability that a sampled client fails.", "X"
     )
     stragglers: Component | None = _key(None, "Simulated durations and a deadline.", "NAME")

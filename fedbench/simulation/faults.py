@@ -95,7 +95,7 @@ def check_dropout(dropout: object) -> float:
     """Return `dropout` if it is a probability below 1."""
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if not is_number or not 0.0 <= dropout < 1.0:  # type: ignore[operator]
-        raise ValueError(f"dropout must be a probability in [0, 1), got {dropout!r}.")
+        raise ValueError(f"client_dropout must be a probability in [0, 1), got {dropout!r}.")
     return float(dropout)  # type: ignore[arg-type]
 
 

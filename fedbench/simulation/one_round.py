@@ -196,7 +196,7 @@ class RoundRunner:
             plan,
             index,
             seed=side.seed,
-            dropout=self.options.dropout,
+            dropout=self.options.client_dropout,
             stragglers=self.options.stragglers,
             id_of=side.dataset.client_ids.__getitem__,
             steps_of=lambda position: side.work.steps(side.train_size(position)),

@@ -43,7 +43,7 @@ class SimulationOptions:
     ----------
     participation : str, mapping or Participation
         How cohorts are sampled: a name of ``fedbench.simulation.PARTICIPATIONS``.
-    dropout : float
+    client_dropout : float
         Probability that a sampled client fails before it has done anything, in [0, 1).
     stragglers : str, mapping or Stragglers, optional
         Simulated durations and a deadline: a name of ``fedbench.simulation.STRAGGLERS``. The round
@@ -79,7 +79,7 @@ class SimulationOptions:
     """
 
     participation: Participation = dataclasses.field(default_factory=Uniform)
-    dropout: float = 0.0
+    client_dropout: float = 0.0
     stragglers: Stragglers | None = None
     schedule: Schedule = dataclasses.field(default_factory=Constant)
     clip_norm: float | None = None
@@ -101,7 +101,7 @@ class SimulationOptions:
             "schedule": made(SCHEDULES, self.schedule),
             "compression": made(COMPRESSIONS, self.compression),
             "optimizer": resolve_optimizer(self.optimizer),
-            "dropout": check_dropout(self.dropout),
+            "client_dropout": check_dropout(self.client_dropout),
         }
         exchange = Exchange(self.buffers, self.integers, self.frozen, self.personal)
         parts |= {"frozen": exchange.frozen, "personal": exchange.personal}

@@ -42,7 +42,7 @@ def test_yaml_says_what_python_says(tmp_path):
     file = tmp_path / "run.yaml"
     keys = {
         "participation": {"name": "weighted", "weights": [1, 2, 3, 4, 5, 6]},
-        "dropout": 0.1,
+        "client_dropout": 0.1,
         "stragglers": {"name": "lognormal", "deadline": 2.0},
         "schedule": {"name": "step", "every": 3},
         "clip_norm": 1.0,
@@ -58,7 +58,7 @@ def test_yaml_says_what_python_says(tmp_path):
     (run,) = load(file, environ={}).runs
     assert make_simulation(run.configuration).options == SimulationOptions(
         participation=Weighted([1, 2, 3, 4, 5, 6]),
-        dropout=0.1,
+        client_dropout=0.1,
         stragglers=Lognormal(2.0),
         schedule=Step(3),
         clip_norm=1.0,
@@ -75,21 +75,21 @@ def test_yaml_says_what_python_says(tmp_path):
 def test_flags_and_variables():
     plan = load(
         BASE,
-        environ={"FEDBENCH_DROPOUT": "0.25", "FEDBENCH_SCHEDULE": "exponential"},
+        environ={"FEDBENCH_CLIENT_DROPOUT": "0.25", "FEDBENCH_SCHEDULE": "exponential"},
         flags={"personal": "['*.bias']", "compression": "{name: quantized, stochastic: false}"},
     )
     options = make_simulation(plan.runs[0].configuration).options
-    assert options.dropout == 0.25
+    assert options.client_dropout == 0.25
     assert options.schedule(1) == 0.99
     assert options.personal == ("*.bias",)
     assert options.compression.stochastic is False
 
 
 def test_options_of_parts_can_be_swept():
-    matrix = {"compression.fraction": [0.1, 0.5], "dropout": [0.0, 0.5]}
+    matrix = {"compression.fraction": [0.1, 0.5], "client_dropout": [0.0, 0.5]}
     plan = load({**BASE, "compression": "top_k", "matrix": matrix}, environ={})
     found = [make_simulation(run.configuration).options for run in plan.runs]
-    assert [(o.compression.fraction, o.dropout) for o in found] == [
+    assert [(o.compression.fraction, o.client_dropout) for o in found] == [
         (0.1, 0.0),
         (0.1, 0.5),
         (0.5, 0.0),
@@ -127,7 +127,7 @@ def test_own_code_is_named():
         ({"compression": {"name": "top_k", "fraction": "all"}}, "compression.fraction must be"),
         ({"buffers": "mean"}, "buffers must be one of 'average' or 'local'"),
         ({"frozen": "*.bias"}, "frozen must be a list"),
-        ({"dropout": 1.0}, "dropout must be less than 1"),
+        ({"client_dropout": 1.0}, "client_dropout must be less than 1"),
         ({"evaluate_clients": "some"}, "evaluate_clients must be one of"),
         ({"algorithm": "apfl", "personal": ["*.bias"]}, "personal must be left out with APFL"),
     ],

@@ -161,13 +161,13 @@ class AsksTwo(FedAvg):
 
 
 def test_the_plan_may_say_who_evaluates():
-    with simulation_of(algorithm=AsksTwo(), cohort_size=3, dropout=0.9) as simulation:
+    with simulation_of(algorithm=AsksTwo(), cohort_size=3, client_dropout=0.9) as simulation:
         record = simulation.run_round(evaluate=True)
     assert record.clients["clients"]["client"] == ["client-5", "client-0"]
 
 
 def test_clients_that_drop_out_still_evaluate():
-    options = {"dropout": 0.9, "evaluate_clients": "cohort"}
+    options = {"client_dropout": 0.9, "evaluate_clients": "cohort"}
     with simulation_of(**options) as simulation:
         record = simulation.run_round(evaluate=True)
     assert record.dropped
@@ -226,7 +226,7 @@ def test_the_history_has_a_frame_of_the_clients():
 
 
 def test_what_is_printed_helps():
-    simulation = simulation_of(cohort_size=3, dropout=0.5)
+    simulation = simulation_of(cohort_size=3, client_dropout=0.5)
     with simulation:
         history = simulation.run(2, evaluate_every=1)
     assert repr(history).startswith("History(2 rounds, train loss ")
@@ -234,5 +234,5 @@ def test_what_is_printed_helps():
     assert len(repr(history)) < 200
     assert repr(simulation) == (
         "Simulation('tiny', FedAvg(weighting='samples'), sequential, seed=2, 3 of 6 clients, "
-        "2 rounds done, dropout=0.5)"
+        "2 rounds done, client_dropout=0.5)"
     )

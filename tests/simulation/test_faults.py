@@ -15,23 +15,26 @@ def histories(seed=3, rounds=6, **options):
 
 
 def test_who_drops_depends_on_the_client_and_the_round_alone():
-    everyone = histories(dropout=0.5).history
-    some = histories(dropout=0.5, cohort_size=3).history
+    everyone = histories(client_dropout=0.5).history
+    some = histories(client_dropout=0.5, cohort_size=3).history
     for all_of_them, few in zip(everyone, some, strict=True):
         assert set(few.dropped) == set(all_of_them.dropped) & set(few.cohort)
     assert len({record.dropped for record in everyone}) > 2
-    assert histories(seed=4, dropout=0.5).history.records[0].dropped != everyone.records[0].dropped
+    assert (
+        histories(seed=4, client_dropout=0.5).history.records[0].dropped
+        != everyone.records[0].dropped
+    )
 
 
 def test_the_share_of_dropped_clients_is_the_probability():
-    frame = histories(dropout=0.3, rounds=100).history.rounds_frame()
+    frame = histories(client_dropout=0.3, rounds=100).history.rounds_frame()
     share = frame["dropped"].sum() / frame["cohort"].sum()
     # Five standard deviations of a binomial with 600 trials.
     assert abs(share - 0.3) < 5 * math.sqrt(0.3 * 0.7 / 600)
 
 
 def test_a_dropped_client_has_no_state_no_update_and_no_metrics():
-    simulation = histories(dropout=0.6, algorithm="scaffold", rounds=1)
+    simulation = histories(client_dropout=0.6, algorithm="scaffold", rounds=1)
     record = simulation.history.records[0]
     present = set(record.cohort) - set(record.dropped)
     assert record.dropped
@@ -43,7 +46,7 @@ def test_a_dropped_client_has_no_state_no_update_and_no_metrics():
 
 
 def test_the_server_moves_as_if_the_dropped_had_not_been_asked():
-    dropping = histories(dropout=0.5, rounds=1)
+    dropping = histories(client_dropout=0.5, rounds=1)
     record = dropping.history.records[0]
     present = [client for client in record.cohort if client not in record.dropped]
     plain = histories(rounds=1, participation=Trace(lambda number: present))
@@ -51,7 +54,7 @@ def test_the_server_moves_as_if_the_dropped_had_not_been_asked():
 
 
 def test_a_round_in_which_everyone_drops_changes_nothing():
-    simulation = fedbench.Simulation(tiny_workload(cohort_size=1), dropout=0.95, seed=1)
+    simulation = fedbench.Simulation(tiny_workload(cohort_size=1), client_dropout=0.95, seed=1)
     before = simulation.state_digest()
     with simulation:
         record = simulation.run_round()

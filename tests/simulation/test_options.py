@@ -42,7 +42,7 @@ def own_training(model, data, rng):
 CASES = {
     "weighted": {"participation": "weighted"},
     "trace": {"participation": Trace(available)},
-    "dropout": {"dropout": 0.4},
+    "client_dropout": {"client_dropout": 0.4},
     "stragglers": {"stragglers": {"name": "lognormal", "deadline": 0.06}},
     "schedule": {"schedule": {"name": "cosine", "rounds": 4}},
     "own schedule": {"schedule": halved},
@@ -61,7 +61,7 @@ CASES = {
     "validation": {"validation": 0.3, "evaluate_clients": "all"},
     "everything": {
         "participation": Weighted(),
-        "dropout": 0.2,
+        "client_dropout": 0.2,
         "stragglers": Lognormal(0.1),
         "schedule": "exponential",
         "optimizer": "rmsprop",
@@ -178,8 +178,8 @@ def test_a_failed_round_leaves_states_residuals_and_own_entries_alone(executor):
 
 
 def test_options_may_belong_to_the_workload():
-    workload = tiny_workload(options={"dropout": 0.5, "clip_norm": 1.0})
-    simulation = fedbench.Simulation(workload, dropout=0.0)
+    workload = tiny_workload(options={"client_dropout": 0.5, "clip_norm": 1.0})
+    simulation = fedbench.Simulation(workload, client_dropout=0.0)
     assert simulation.options == SimulationOptions(clip_norm=1.0)
     assert "clip_norm=1.0" in repr(simulation)
 
@@ -218,10 +218,14 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"dropuot": 0.1}, TypeError, "no option 'dropuot'. Did you mean 'dropout'"),
-        ({"zzz": 0.1}, TypeError, "There are participation, dropout"),
-        ({"dropout": 1.0}, ValueError, r"dropout must be a probability in \[0, 1\)"),
-        ({"dropout": "some"}, ValueError, "dropout must be"),
+        (
+            {"client_dropuot": 0.1},
+            TypeError,
+            "'client_dropuot'. Did you mean 'client_dropout'",
+        ),
+        ({"zzz": 0.1}, TypeError, "There are participation, client_dropout"),
+        ({"client_dropout": 1.0}, ValueError, r"client_dropout must be a probability in \[0, 1\)"),
+        ({"client_dropout": "some"}, ValueError, "client_dropout must be"),
         ({"participation": "weightd"}, ValueError, "Did you mean 'weighted'"),
         ({"participation": 3}, TypeError, "participation must be a name"),
         ({"stragglers": "lognormal"}, TypeError, "deadline"),

@@ -58,7 +58,7 @@ OPTIONS = {
     "plain": {},
     "weighted": {"participation": "weighted"},
     "everything": {
-        "dropout": 0.1,
+        "client_dropout": 0.1,
         "stragglers": {"name": "lognormal", "deadline": 1.0},
         "compression": "top_k",
         "personal": ["2.*"],
