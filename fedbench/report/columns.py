@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbench.report import statistics
-from fedbench.report.records import Measurement, Report, Sample
+from fedbench.report.records import BANDWIDTH, Measurement, Report, Sample
 
 __all__ = ["COLUMNS", "Column", "Row", "rows", "succeeded"]
 
@@ -214,6 +214,22 @@ def _mean_of_rounds(pick: Callable[[Sample], float | None], scale: float) -> Cal
     return compute
 
 
+def _aggregate_bandwidth(row: Row) -> float | None:
+    cohort = row.measurement.cohort
+    rates = [
+        # Every update is read once, and their mean, as large as one of them, written.
+        sample.uplink_bytes * (1 + 1 / cohort) / sample.seconds["aggregate"] / 1e9
+        for sample in row.measurement.rounds
+        if cohort and not sample.reduced and sample.seconds.get("aggregate")
+    ]
+    return statistics.median(rates)
+
+
+def _bandwidth_pct(row: Row) -> Value:
+    rate, machine = _aggregate_bandwidth(row), row.report.environment.get(BANDWIDTH)
+    return None if rate is None or not machine else 100 * rate * 1e9 / machine
+
+
 def _setting(name: str) -> Callable[[Row], Value]:
     def compute(row: Row) -> Value:
         value: Value = row.report.settings.get(name)
@@ -307,6 +323,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("torch_version", "text", "", "Version of PyTorch.", _version("torch")),
     Column("date", "text", "", "When the run began, ISO 8601.",
            lambda row: row.report.created or None),
+    Column("aggregate_bandwidth", "number", "GB/s (1e9 bytes)",
+           "Median of the bytes that the aggregation reads and writes by its time.",
+           _aggregate_bandwidth),
+    Column("bandwidth_pct", "number", "%",
+           "aggregate_bandwidth as a share of the memory bandwidth measured in the same run; "
+           "above 100 where the updates are in the caches.",
+           _bandwidth_pct),
 )
 # fmt: on
 """Every column, in the order of the files."""

@@ -110,6 +110,7 @@ class Contender:
             cpu_s=None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
             uplink_bytes=record.uplink_bytes,
             metrics=record.metrics.get("train", {}),
+            reduced=record.reduced_in_workers,
         )
 
     def evaluate(self) -> tuple[float, dict[str, float]]:

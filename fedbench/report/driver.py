@@ -27,10 +27,11 @@ import psutil
 from fedbench.environment import describe_environment
 from fedbench.errors import FedbenchError
 from fedbench.report import statistics
+from fedbench.report.bandwidth import memory_bandwidth
 from fedbench.report.contender import Contender, largest_difference
 from fedbench.report.host import ContenderError, Host
 from fedbench.report.processes import cpu_seconds, family, machine_busy_seconds
-from fedbench.report.records import Configuration, Measurement, Report, Sample
+from fedbench.report.records import BANDWIDTH, Configuration, Measurement, Report, Sample
 from fedbench.report.settings import Settings
 from fedbench.report.trace import Span
 
@@ -101,6 +102,7 @@ def measure(
     """
     created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     jobs = [_job(settings, *job) for job in _named_jobs(settings)]
+    bandwidth = memory_bandwidth()
     counter = _Counter(sum(job.steps(settings) for job in jobs), on_progress)
     measurements: list[Measurement] = []
     for job in jobs:
@@ -108,7 +110,7 @@ def measure(
     return Report(
         tuple(measurements),
         settings=dataclasses.asdict(settings),
-        environment=describe_environment(),
+        environment={**describe_environment(), BANDWIDTH: bandwidth},
         created=created,
     )
 

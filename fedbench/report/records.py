@@ -19,6 +19,8 @@ SCHEMA = "fedbench-report"
 SCHEMA_VERSION = 1
 OK = "ok"
 BASELINE_BACKEND = "sequential"
+BANDWIDTH = "memory_bytes_per_s"
+"""Key of the measured memory bandwidth in the environment of a report."""
 VECTORIZED = "+vectorized"
 """Ends the backend of a row whose clients are trained stacked."""
 
@@ -89,6 +91,8 @@ class Sample:
         Bytes that the clients sent to the server.
     metrics : mapping of str to float
         What the clients reported of their training, for example ``loss``.
+    reduced : bool
+        Whether the workers folded the updates, so that the server had sums to merge only.
     """
 
     round: int
@@ -97,6 +101,7 @@ class Sample:
     cpu_s: float | None
     uplink_bytes: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    reduced: bool = False
 
     @property
     def round_s(self) -> float:

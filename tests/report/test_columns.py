@@ -1,3 +1,4 @@
+import dataclasses
 import re
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pandas as pd
 import pytest
 
 from fedbench.report import COLUMNS, Configuration, Measurement, Report, to_frame
+from fedbench.report.bandwidth import memory_bandwidth
 from fedbench.report.columns import rows, significant
 
 STABLE = [
@@ -42,6 +44,8 @@ STABLE = [
     "fedbench_version",
     "torch_version",
     "date",
+    "aggregate_bandwidth",
+    "bandwidth_pct",
 ]
 
 
@@ -182,6 +186,27 @@ def test_failed_rows_keep_what_was_asked_for_and_have_no_figures(build):
     figures = [column.name for column in COLUMNS if column.kind in ("number", "truth")]
     assert row[figures].isna().all()
     assert row["digest"] is None
+
+
+def test_the_aggregation_is_held_against_the_machine(build):
+    # 10 updates of 1000 bytes in all are read and a tenth of that written, in 0.05 of a second.
+    made = build.report(build.measurement(totals=(1.0, 1.0, 1.0)))
+    made.environment["memory_bytes_per_s"] = 44_000.0
+    row = to_frame(made).iloc[0]
+    assert row["aggregate_bandwidth"] * 1e9 == pytest.approx(1100 / 0.05)
+    assert row["bandwidth_pct"] == pytest.approx(50.0)
+
+
+def test_sums_that_workers_made_say_nothing_about_the_bandwidth(build):
+    whole = build.measurement(totals=(1.0,))
+    folded = dataclasses.replace(whole.rounds[0], reduced=True)
+    row = to_frame(build.report(dataclasses.replace(whole, rounds=(folded,)))).iloc[0]
+    assert pd.isna(row["aggregate_bandwidth"])
+    assert pd.isna(row["bandwidth_pct"])
+
+
+def test_the_bandwidth_of_the_machine_is_that_of_memory():
+    assert 1e8 < memory_bandwidth(threads=1) < 1e12
 
 
 def test_every_row_says_what_made_it(build):

@@ -15,6 +15,7 @@ def contender():
     """Return a contender whose simulation does nothing."""
     made = Contender(Configuration("digits-logreg", "fedavg", "sequential", 1), 0, "L1")
     record = SimpleNamespace(
+        reduced_in_workers=False,
         round=1,
         seconds={"train": 0.0},
         task_s=0.0,

@@ -67,7 +67,7 @@ def test_a_folder_is_refused(tmp_path, function):
 @pytest.mark.parametrize("target", ["/proc/x.csv", "/proc/new/x.csv", "file/x.csv"])
 def test_folders_that_take_no_files_are_refused(tmp_path, function, target):
     (tmp_path / "file").write_text("I am a file")
-    with pytest.raises(OutputError, match="^cannot write '") as caught:
+    with pytest.raises(OutputError, match=r"^cannot write '") as caught:
         function(tmp_path / target)
     assert "\n" not in str(caught.value)
 
