@@ -67,6 +67,12 @@ class FakeHost:
         self.closed_at_once = at_once
 
 
+@pytest.fixture(autouse=True)
+def known_bandwidth(monkeypatch):
+    """Do not measure the machine in every test."""
+    monkeypatch.setattr(driver, "memory_bandwidth", lambda: 1e10)
+
+
 @pytest.fixture
 def race():
     """Return a function that runs the driver with fakes: (report, hosts by backend, log)."""
@@ -125,6 +131,11 @@ def test_without_a_baseline_no_row_is_stopped(race):
     settings = dataclasses.replace(SETTINGS, backends=("threads", "processes"))
     report, _, _ = race(settings, threads={"round_s": lambda: 1000.0})
     assert all(entry.ok for entry in report.measurements)
+
+
+def test_the_memory_bandwidth_is_part_of_the_report(race):
+    report, _, _ = race()
+    assert report.environment["memory_bytes_per_s"] == 1e10
 
 
 def test_start_up_and_warm_up_are_apart_from_the_rounds(race):
