@@ -13,9 +13,17 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fedbench.algorithms import Reduction, RoundContext, RoundPlan, ServerState, Updates
 from fedbench.executors import Executor, Resident
-from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide
+from fedbench.simulation.client_task import (
+    OWN_ENTRIES,
+    RESIDUALS,
+    ClientItem,
+    ClientResult,
+    ClientSide,
+)
 from fedbench.simulation.evaluation import (
     ClientTable,
     EvaluationItem,
@@ -185,6 +193,22 @@ class RoundRunner:
         items = [EvaluationItem(ids[p], p, state_of(ids[p])) for p in positions]
         found, tables = evaluated_on_clients(executor, self.side, state.server, items)
         return metrics | found, tables
+
+    def client_model_state(self, state: Committed, client_id: int | str) -> dict[str, Tensor]:
+        """Return copies of the entries of a client's model, by name."""
+        mine = dict(self._state_of(state)(client_id))
+        own, _ = mine.pop(OWN_ENTRIES, {}), mine.pop(RESIDUALS, {})
+        personal = self.side.value.algorithm.personal_model(mine) if mine else None
+        self.model.begin(own)
+        try:
+            if personal is None:
+                self.model.load(state.server.model)
+            else:
+                which = "personal" if self.model.has_own("personal") else "shared"
+                self.model.load(personal, which)
+            return self.model.state_dict()
+        finally:
+            self.model.begin({})
 
     def _ids(self, positions: Sequence[int]) -> tuple[int | str, ...]:
         ids = self.side.value.dataset.client_ids

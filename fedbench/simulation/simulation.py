@@ -370,6 +370,16 @@ class Simulation:
         self._model.load(self.server.model)
         return self._model.state_dict()
 
+    def client_model_state(self, client_id: int | str) -> dict[str, Tensor]:
+        """Return copies of a client's parameters and buffers by name.
+
+        They are those of its personal model, if the algorithm gives it one, or else those of the
+        server's model; entries that stay on clients are the client's own, the initial ones if it
+        has not taken part. A ``ValueError`` says if there is no such client.
+        """
+        positions_of(self.dataset.client_ids, [client_id])
+        return self._rounds.client_model_state(self._committed(), client_id)
+
     def state_digest(self) -> str:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
         return digest_of(self.server, self.client_states)

@@ -88,13 +88,39 @@ def test_personal_models_are_evaluated_on_their_own_clients(algorithm):
         personal = record.clients["personal"]
         if algorithm == "ditto":
             for position, client in enumerate(personal["client"]):
-                own = simulation.algorithm.personal_model(simulation.client_states[client])
-                simulation._model.load(own)
-                loss, _ = losses_by_hand(simulation._model.state_dict(), position)
+                loss, _ = losses_by_hand(simulation.client_model_state(client), position)
                 assert math.isclose(personal["loss"][position], loss, rel_tol=1e-5)
     assert len(personal["client"]) == NUM_CLIENTS
     assert "personal" in record.metrics
     assert "clients" in record.metrics or algorithm == "fedcr"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"personal": ["2.*"]}, {"buffers": "local"}, {"algorithm": "ditto", "buffers": "local"}],
+)
+def test_what_stays_on_a_client_is_evaluated_with_it(options):
+    with simulation_of(batch_norm_model, evaluate_clients="all", **options) as simulation:
+        record = simulation.run_round(evaluate=True)
+    split = "personal" if "algorithm" in options else "clients"
+    table = record.clients[split]
+    for position, client in enumerate(table["client"]):
+        state = simulation.client_model_state(client)
+        loss, accuracy = losses_by_hand(state, position, batch_norm_model)
+        assert math.isclose(table["loss"][position], loss, rel_tol=1e-5)
+        assert table["accuracy"][position] == pytest.approx(accuracy)
+    # On the server these entries are the initial ones.
+    name = "2.weight" if "personal" in options else "1.running_mean"
+    assert torch.equal(simulation.model_state()[name], batch_norm_model(seed=2).state_dict()[name])
+
+
+def test_the_model_of_a_client():
+    with simulation_of(cohort_size=1) as simulation:
+        (client,) = simulation.run_round().cohort
+    plain = simulation.client_model_state(client)
+    assert all(torch.equal(plain[name], v) for name, v in simulation.model_state().items())
+    with pytest.raises(ValueError, match="got 'client-9'"):
+        simulation.client_model_state("client-9")
 
 
 def test_clients_that_never_took_part_evaluate_the_initial_personal_model():
