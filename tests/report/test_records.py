@@ -48,3 +48,12 @@ def test_load_reads_utf8_and_names_the_file(build, tmp_path):
     path.write_text("x")
     with pytest.raises(RecordFormatError, match="表"):
         Report.load(path)
+
+
+def test_a_report_is_shown_in_a_line(build):
+    made = build.report(build.measurement(totals=(1.0,) * 7), build.failure("ray", "not installed"))
+    assert repr(made) == "<Report of 2 rows on digits/fedavg>"
+    assert [repr(entry) for entry in made.measurements] == [
+        "<Measurement of digits/fedavg/sequential (1 worker): 7 rounds>",
+        "<Measurement of digits/fedavg/ray (2 workers): not installed>",
+    ]
