@@ -59,7 +59,7 @@ def test_help_lists_every_command():
         (["repot"], "Did you mean 'report'?"),
         (
             ["nonsense"],
-            "must be one of report, compare, peers, scale, run, verify, list, doctor, got 'nonsense'",
+            "one of report, compare, peers, scale, run, verify, list, doctor, got 'nonsense'",
         ),
         (["--nope"], "No such option"),
         (["report", "--round", "3", "--nope"], "Try 'fedbench report --help'."),
