@@ -199,7 +199,7 @@ class ClientTask:
         update: Update | None = None
         model.begin(own)
         try:
-            with scope, device_draws(side.device, side.seed, item.client_id, item.round_index):
+            with scope, _draws(side, item):
                 if side.around_client is not None:
                     side.around_client(client)
                 start = time.perf_counter()
@@ -261,6 +261,13 @@ def _client(
         num_clients=side.dataset.num_clients,
     )
     return client, scope
+
+
+def _draws(side: ClientSide, item: ClientItem) -> contextlib.AbstractContextManager[None]:
+    """Return the scope of what a task draws on a GPU; at L0 that is the GPU's own generator."""
+    if side.device == "cpu" or side.level != "L1":
+        return contextlib.nullcontext()
+    return device_draws(side.device, side.seed, item.client_id, item.round_index)
 
 
 def _noise(side: ClientSide, item: ClientItem, entry: str) -> np.random.Generator:
