@@ -86,7 +86,7 @@ def moved(value: Any, device: str) -> Any:
 def device_draws(device: str, seed: int, *key: int | str) -> Iterator[None]:
     """Draw the module-level randomness on a GPU from a stream of the task's own.
 
-    The GPU's generator is put back afterwards, and the CPU's, which here is the task's own, with it.
+    The GPU's generator is put back afterwards, and with it the CPU's, which here is the task's own.
     """
     own = int.from_bytes(stream_key(seed, "device", *key)[:7], "little")
     with torch.cuda.device(device), torch.random.fork_rng([torch.cuda.current_device()]):
