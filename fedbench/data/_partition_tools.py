@@ -15,7 +15,7 @@ from fedbench.data._checks import IndexArray
 __all__ = [
     "by_owner",
     "check_alpha",
-    "check_classes",
+    "check_class_arguments",
     "check_count",
     "check_partition_arguments",
     "dirichlet_shares",
@@ -54,8 +54,11 @@ def check_partition_arguments(
     return labels
 
 
-def check_classes(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    """Return the classes as int64, for the partitioners that look at them."""
+def check_class_arguments(
+    targets: npt.ArrayLike, num_clients: int, min_size: int
+) -> npt.NDArray[np.int64]:
+    """Return the classes as int64 after the checks of the partitioners that look at them."""
+    labels = check_partition_arguments(targets, num_clients, min_size)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise TypeError(
             "targets must be a one-dimensional array of integers, got "

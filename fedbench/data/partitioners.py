@@ -17,7 +17,7 @@ from fedbench.data._checks import IndexArray
 from fedbench.data._partition_tools import (
     by_owner,
     check_alpha,
-    check_classes,
+    check_class_arguments,
     check_count,
     check_partition_arguments,
     dirichlet_shares,
@@ -138,7 +138,7 @@ def dirichlet(
         If `alpha` is not positive and finite, or there are fewer than
         ``num_clients * min_size`` samples.
     """
-    labels = check_classes(check_partition_arguments(targets, num_clients, min_size))
+    labels = check_class_arguments(targets, num_clients, min_size)
     check_alpha(alpha)
     rng = numpy_generator(seed, "partition", "dirichlet")
     owner = np.empty(len(labels), np.int64)
@@ -188,7 +188,7 @@ def shards(
         If there are fewer samples than shards or than ``num_clients * min_size``, or if a
         client would get fewer than `min_size`.
     """
-    labels = check_classes(check_partition_arguments(targets, num_clients, min_size))
+    labels = check_class_arguments(targets, num_clients, min_size)
     check_count("shards_per_client", shards_per_client)
     count = num_clients * shards_per_client
     if len(labels) < count:
@@ -243,7 +243,7 @@ def classes(
         If some class would have no client or fewer samples than clients, or some client fewer
         than `min_size` samples.
     """
-    labels = check_classes(check_partition_arguments(targets, num_clients, min_size))
+    labels = check_class_arguments(targets, num_clients, min_size)
     check_count("classes_per_client", classes_per_client)
     present = np.unique(labels)
     if classes_per_client > len(present):
