@@ -380,6 +380,16 @@ class VarianceReducedClient(Client):
 VarianceReducedServer.client_class = VarianceReducedClient
 
 
+# -- noise that the server draws for each client, between the clients' own draws -------------------
+
+
+class NoisyServer(Server):
+    def communicate(self, target):
+        super().communicate(target)
+        for value in target._received_messages["parameters"]:
+            value.add_(torch.randn_like(value), alpha=0.01)
+
+
 FAMILIES = {
     "fedavg": (Server, linear_model),
     "fedavg with batch normalisation and dropout": (Server, deep_model),
@@ -391,5 +401,6 @@ FAMILIES = {
     "ifca": (IFCAServer, linear_model),
     "feddyn": (FedDynServer, linear_model),
     "feddc": (FedDCServer, linear_model),
+    "noisy broadcast": (NoisyServer, linear_model),
     "variance reduction": (VarianceReducedServer, linear_model),
 }

@@ -181,3 +181,63 @@ def test_at_l0_no_two_clients_draw_the_same_numbers(executor):
     first = server.drawn
     run(server, 1, executor=executor, first_round=1, evaluate_every=0)
     assert len({*first, *server.drawn}) == 16
+
+
+class ForgetsTheMode(Client):
+    """Evaluates in training mode, which moves the buffers, or trains in the mode that is left."""
+
+    evaluates_in_training_mode = False
+
+    def train(self):
+        mode = self.model.train
+        self.model.train = lambda: None
+        try:
+            super().train()
+        finally:
+            self.model.train = mode
+            del self.model.__dict__["train"]
+
+    def evaluate(self, part):
+        if not self.evaluates_in_training_mode:
+            return super().evaluate(part)
+        inputs, _ = next(iter(self.train_loader))
+        self.model.train()
+        with torch.no_grad():
+            value = float(self.model(inputs).sum())
+        self._metrics[part] = {"loss": value, "num_samples": 1}
+        return self._metrics[part]
+
+
+@pytest.mark.parametrize("in_training_mode", [False, True])
+def test_at_l1_modes_and_buffers_are_as_before_the_evaluation(in_training_mode, executor):
+    client_class = type(
+        "Forgets", (ForgetsTheMode,), {"evaluates_in_training_mode": in_training_mode}
+    )
+    weights = []
+    for every in (0, 1):
+        server = made(type("S", (Server,), {"client_class": client_class}), deep_model)
+        run(server, 3, executor=executor, reproducibility="L1", evaluate_every=every)
+        weights.append(digest([client.model.state_dict() for client in server._clients]))
+    assert weights[0] == weights[1]
+
+
+class SendsTwice(Client):
+    """Sends its difference in two messages, and one for the record."""
+
+    def communicate(self, target):
+        for number in range(3):
+            target._received_messages.append((self.client_id, number))
+
+
+class KeepsAll(Server):
+    client_class = SendsTwice
+
+    def _update(self):
+        self.received = self._received_messages
+        self._received_messages = []
+
+
+def test_messages_arrive_in_the_order_of_the_cohort_and_of_each_client(executor):
+    server = made(KeepsAll)
+    history = run(server, 1, executor=executor)
+    assert server.received == [(c, n) for c in history.records[0].cohort for n in range(3)]
