@@ -64,7 +64,7 @@ class RoundRecord:
     dropped: tuple[int | str, ...] = ()
     late: tuple[int | str, ...] = ()
     simulated_s: float | None = None
-    clients: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    clients: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> RoundRecord:
