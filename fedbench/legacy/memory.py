@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset
 from fedbench.reproducibility import digest
 
 __all__ = [
-    "CONSTANTS",
     "PLAIN",
     "RANDOM",
     "Snapshot",
@@ -32,12 +31,9 @@ __all__ = [
     "walk",
 ]
 
-CONSTANTS = ("dataset", "criterion", "device", "config")
-"""Attributes that clients may share, because nobody changes them during a run."""
-
 PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
 RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_LEFT_OUT = {*CONSTANTS, "_clients"}  # the server's clients are walked on their own
+_LEFT_OUT = ("dataset", "_clients")  # the clients are walked on their own
 _MODULES = ("asyncio", "concurrent", "logging", "multiprocessing", "tqdm")
 _OPAQUE = (
     logging.Logger,
@@ -65,8 +61,8 @@ def walk(root: Any, others: Container[int] = ()) -> Iterator[tuple[str, Any]]:
     """Yield everything that `root` holds, once each, with the path that names it.
 
     Follows attributes, containers, modules (parameters, buffers, gradients, modes), optimizers,
-    loaders and generators. What is constant by convention (:data:`CONSTANTS`), loggers, functions,
-    open files and the objects in `others` are left out; a data set is not entered.
+    loaders and generators. An attribute ``dataset``, loggers, functions, open files and the objects
+    in `others` are left out; a torch data set is not entered.
 
     Parameters
     ----------
@@ -116,9 +112,7 @@ class _Walk:
                 yield from self.visit(entry, f"{path}[{index}]")
         elif not isinstance(value, RANDOM) and not is_array(value):
             for name, entry in getattr(value, "__dict__", {}).items():
-                if name == "config":
-                    yield f"{path}.config".lstrip("."), entry
-                elif name not in _LEFT_OUT and "logger" not in name:
+                if name not in _LEFT_OUT and "logger" not in name:
                     yield from self.visit(entry, f"{path}.{name}".lstrip("."))
 
     def _is_opaque(self, value: Any) -> bool:

@@ -134,7 +134,7 @@ class Parties:
         # Values are held, so an address stays that of the memory which was found there.
         self._shared: dict[Memory, dict[int, list[tuple[str, Any]]]] = {}
         self._seen: dict[int, list[tuple[str, Any]]] = {}
-        self._kept: dict[Memory, tuple[Any, Memory | None, str]] = {}
+        self._kept: dict[Memory, tuple[Any, Any, str]] = {}
         self.server_memory: dict[Memory, str] = {}
         self.look_at(range(len(self.nodes)))
 
@@ -163,17 +163,25 @@ class Parties:
                 memory = memory_of(value)
                 if memory is not None:
                     found.setdefault(memory, {}).setdefault(party, []).append((path, value))
+        for memory, held in self._shared.items():
+            self._shared[memory] = {p: e for p, e in held.items() if p not in self._seen}
         for memory, owners in found.items():
-            if len(owners) > 1:
+            if len(owners) > 1 or memory in self._shared:
                 self._shared.setdefault(memory, {}).update(owners)
+        self._shared = {memory: held for memory, held in self._shared.items() if len(held) > 1}
         self.server_memory = self.memory(self.SERVER)
+        self._kept = {
+            memory: kept
+            for memory, kept in self._kept.items()
+            if memory_of(kept[1]) in self.server_memory
+        }
 
     def keeps(self, original: Any, copy_: Any, path: str) -> None:
         """Note that the server keeps at `path` a copy of what a plain loop would share."""
         memory = memory_of(original)
         if memory is not None:
             owner = f"{self.names[self.SERVER]}'s {path}"
-            self._kept[memory] = (original, memory_of(copy_), owner)
+            self._kept[memory] = (original, copy_, owner)
 
     def watched(self, party: int, *, generators: bool) -> dict[str, tuple[str, Any]]:
         """Return which paths of a client are shared, with whose what, and the value.
@@ -202,10 +210,10 @@ class Parties:
 
     def _other_owner(self, memory: Memory, value: Any, party: int) -> str | None:
         if memory in self._kept:
-            _, kept, owner = self._kept[memory]
-            if kept in self.server_memory:
-                return owner
-        for other, entries in self._shared.get(memory, {}).items():
+            return self._kept[memory][2]
+        owners = self._shared.get(memory, {})
+        for other in sorted(owners):  # the server is named first
+            entries = owners[other]
             path = next((path for path, entry in entries if overlap(value, entry)), None)
             if other == party or path is None:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -30,7 +31,7 @@ class ServerStandIn:
         own = {
             "_who": who,
             "n_iter": n_iter,
-            "config": None if config is None else _ReadOnly(who, config),
+            "config": _read_only(who, config),
             "_received_messages": [],
             "_num_communications": 0,
         }
@@ -88,6 +89,12 @@ class ClientStandIn:
 
     def __delattr__(self, name: str) -> None:
         self._refuse("deleted", name)
+
+
+def _read_only(who: str, config: Any) -> Any:
+    if config is None or isinstance(config, dict):
+        return None if config is None else types.MappingProxyType(config)
+    return _ReadOnly(who, config)
 
 
 class _ReadOnly:

@@ -28,7 +28,7 @@ def state_of(server: Any) -> dict[str, Any]:
         ``{"server": {path: value}, "clients": {client id: {path: value}}}``. The values are
         tensors, arrays, numbers, texts and the states of random generators: parameters, buffers
         and gradients of modules, the state of optimizers and schedulers, and all other
-        attributes. Left out are data sets, ``config``, ``criterion`` and loggers.
+        attributes. Left out are data sets and loggers.
         :func:`fedbench.reproducibility.digest` makes one number of it, and
         :func:`fedbench.verification.first_difference` compares two.
 

@@ -3,7 +3,7 @@
 A client is wrapped in a :class:`ClientParcel`. An executor that shares memory hands the parcel to
 the task untouched, and the task works on the client itself. A transport that pickles it sends the
 client's whole state: attributes, gradients, optimizers with what wraps their ``step``. What all
-clients read (data sets, configuration) travels once, with the :class:`Host`; references to the
+clients read (data sets) travels once, with the :class:`Host`; references to the
 server and to other clients arrive as stand-ins.
 """
 
@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from fedbench.executors.guard import aligned_bytes
 from fedbench.executors.packing import Packer
-from fedbench.legacy.memory import CONSTANTS, PLAIN, is_array, memory_of, overlap, walk
+from fedbench.legacy.memory import PLAIN, is_array, memory_of, overlap, walk
 from fedbench.legacy.sharing import Parties
 
 __all__ = ["ClientParcel", "Host", "ReturnedClient"]
@@ -55,10 +55,9 @@ class Host:
         self.pid = os.getpid()
         found: dict[int, Any] = {}
         for party, node in enumerate(clients, 1):
-            constants = [vars(node).get(name) for name in CONSTANTS]
-            constants += [v for _, v in parties.walk(party) if isinstance(v, Dataset)]
-            for value in constants:
-                if not isinstance(value, (*PLAIN, torch.device)):
+            constants = [v for _, v in parties.walk(party) if isinstance(v, Dataset)]
+            for value in (vars(node).get("dataset"), *constants):
+                if not isinstance(value, PLAIN):
                     found[id(value)] = value
         self.constants = list(found.values())
         self.names: dict[int, Name] = {

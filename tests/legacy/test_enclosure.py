@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fedbench.errors import ClientTaskError, EnclosureError
-from fedbench.legacy import run, state_of
+from fedbench.legacy import rounds, run, state_of
 from fedbench.reproducibility import digest
 from tests.legacy.base import Client, Message, Server
+from tests.legacy.families import FedDCServer
 from tests.legacy.loops import seed_everything, sequential_loop
 
 
@@ -62,6 +63,19 @@ def test_touching_the_server_in_communicate_is_named(client_class, words, execut
     message = refusal(server_of(client_class), executor=executor)
     assert " in round 1 " in message
     assert words in message
+
+
+class ReadsADictOfTheServer(Client):
+    def communicate(self, target):
+        super().communicate(target)
+        self.rounds = target.config["num_iters"] + len(target.config)
+
+
+def test_a_config_that_is_a_dict_can_be_read():
+    server = server_of(ReadsADictOfTheServer)
+    server.config, server._sample_clients = {"num_iters": 2}, lambda: range(4)
+    run(server, 1)
+    assert [client.rounds for client in server._clients] == [3] * 4
 
 
 class KnowsItsServer(Client):
@@ -201,7 +215,7 @@ class ChangesTheConfig(Client):
 
 def test_changing_the_shared_config_is_named(executor):
     message = refusal(server_of(ChangesTheConfig), executor=executor)
-    assert "wrote to its config" in message
+    assert "wrote to its config, which is the memory of the server's _client_config" in message
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -462,3 +476,34 @@ class Logs(Client):
 def test_what_the_server_hands_over_beside_the_message_is_watched(executor):
     message = refusal(server_of(Logs, HandsOverAnAttribute), executor=executor)
     assert " in round 1 wrote to its log, which is the memory of the server's history" in message
+
+
+def test_what_is_no_longer_shared_is_no_longer_watched(executor):
+    """The server lends its list for one round only."""
+
+    class LendsOnce(HandsOverAnAttribute):
+        def communicate(self, target):
+            super().communicate(target)
+            self.history = ["new"]  # what the client has is its own now
+
+    server = server_of(Logs, LendsOnce)
+    run(server, 2, executor=executor)
+    assert all(len(client.log) == 2 for client in server._clients)
+
+
+def test_what_was_shared_for_a_round_is_let_go(monkeypatch):
+    seen = []
+
+    class Spied(rounds.Parties):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            seen.append(self)
+
+    monkeypatch.setattr(rounds, "Parties", Spied)
+    seed_everything(2)
+    run(FedDCServer(), 2)
+    after_two = len(seen[0]._kept), len(seen[0]._shared)
+    seed_everything(2)
+    run(FedDCServer(), 7)
+    assert (len(seen[1]._kept), len(seen[1]._shared)) == after_two
+    assert after_two[0] == 2 * 4 * 2  # weight and bias of every client, of the last two rounds

@@ -53,12 +53,10 @@ def test_everything_is_found_once_by_path():
     assert not any(path.startswith("again.") for path in found)
 
 
-def test_constants_loggers_and_others_are_not_entered():
+def test_data_sets_loggers_and_others_are_not_entered():
     other = SimpleNamespace(secret=torch.ones(1))
     node = SimpleNamespace(
         dataset=SimpleNamespace(inputs=torch.ones(3)),
-        criterion=nn.CrossEntropyLoss(weight=torch.ones(2)),
-        config=SimpleNamespace(lr=0.1),
         _logger_manager=SimpleNamespace(lines=[]),
         log=logging.getLogger("x"),
         friend=other,
@@ -68,7 +66,6 @@ def test_constants_loggers_and_others_are_not_entered():
     found = {path for path, _ in walk(node, {id(other)})}
     assert found == {
         "",
-        "config",
         "loader",
         "loader.dataset",
         "loader.generator",

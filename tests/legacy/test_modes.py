@@ -320,3 +320,15 @@ def test_the_linear_model_is_trained():
     history = run(server, 8, seed=0)
     frame = history.to_frame().query("split == 'train' and metric == 'loss'")["value"]
     assert frame.iloc[-1] < frame.iloc[0]
+
+
+@pytest.mark.parametrize("hook", ["communicate", "update", "_sample_clients"])
+def test_an_error_of_the_server_comes_as_it_is(hook, executor):
+    def fails(*arguments):
+        raise ArithmeticError("on the server")
+
+    server = made()
+    setattr(server, hook, fails)
+    with pytest.raises(ArithmeticError, match="on the server"):
+        run(server, 1, executor=executor)
+    assert executor.map(abs, [-1]) == [1], "the executor stays usable"

@@ -37,13 +37,16 @@ def roundtrip(server, position=0, change=lambda client: None):
     """Send a client there and back in this process, as a transport does."""
     clients = server._clients
     names = ["the server", *(f"client {number}" for number in range(len(clients)))]
-    host = Host(Parties(server, clients, names), range(len(clients)))
+    parties = Parties(server, clients, names)
+    host = Host(parties, range(len(clients)))
+    watched = parties.watched(position + 1, generators=True)
+    shared = {path: value for path, (_, value) in watched.items()}
     there = unpack(*pack(host))
-    arrived = unpack(*pack(ClientParcel(host, position, {})))
+    arrived = unpack(*pack(ClientParcel(host, position, shared)))
     replica, _, returned = arrived.open(there, lambda name: f"stand-in of {name}")
     assert replica is not clients[position]
     change(replica)
-    unpack(*pack(returned)).settle(host, position, {})
+    unpack(*pack(returned)).settle(host, position, shared)
     return replica
 
 
@@ -80,6 +83,22 @@ def test_what_a_replica_does_comes_back():
     assert client.dataset is server.dataset
     assert client.config is server._client_config
     assert client.optimizer.param_groups[0]["params"][0] is client.model[0].weight
+
+
+class ChangesItsOwnConfig(Client):
+    def _post_init(self):
+        self.config = copy.copy(self.config)
+
+    def update(self):
+        super().update()
+        self.config.lr *= 0.5
+
+
+def test_a_config_of_the_clients_own_is_state(executor):
+    server = server_of(ChangesItsOwnConfig)
+    run(server, 2, executor=executor)
+    assert [client.config.lr for client in server._clients] == [0.05] * 4
+    assert server._client_config.lr == 0.2
 
 
 def test_references_to_the_server_and_to_others_come_back_as_they_were():
