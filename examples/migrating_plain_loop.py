@@ -9,6 +9,7 @@ Run it with: python examples/migrating_plain_loop.py
 """
 
 import copy
+import dataclasses
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fedbench.reproducibility import digest, make_loader, python_random
 from fedbench.verification import Candidate
 from fedbench.workloads import load
 
-WORKLOAD = load("digits-logreg")
+WORKLOAD = dataclasses.replace(load("digits-logreg"), cohort_size=10, local_epochs=1)
 DATA = WORKLOAD.dataset()
 
 # -- the old code ------------------------------------------------------------------------------
@@ -69,7 +70,7 @@ class Server:
         ]
 
     def _sample_clients(self):
-        return np.random.choice(len(self._clients), 10, replace=False)
+        return np.random.choice(len(self._clients), WORKLOAD.cohort_size, replace=False)
 
     def communicate(self, client):
         state = copy.deepcopy(self.model.state_dict())
@@ -114,7 +115,7 @@ def compare_with_the_old_loop():
 
 def compare_backends():
     digests = {}
-    for backend, workers in [("sequential", None), ("threads", 2), ("processes", 2)]:
+    for backend, workers in [("sequential", None), ("threads", 2), ("processes", 1)]:
         server = seeded_server()
         fedbench.legacy.run(
             server, 2, executor=backend, workers=workers, seed=1, reproducibility="L1"
