@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -255,6 +256,7 @@ class Federation:
             round=index + 1,
             cohort=tuple(item.client_id for item, _ in results),
             metrics=_mean_metrics([result.metrics for _, result in results]),
+            clients=_by_client([(item.client_id, result.metrics) for item, result in results]),
             seconds={**spent, **seconds},
             task_s=seconds["train"] + seconds["uplink"],
             uplink_bytes=sum(sizes),
@@ -295,3 +297,19 @@ def _mean_metrics(found: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str,
         }
         means[part]["num_samples"] = total
     return means
+
+
+def _by_client(
+    found: Sequence[tuple[int | str, Mapping[str, Mapping[str, Any]]]],
+) -> dict[str, dict[str, list[Any]]]:
+    """Return the metrics of each client by part, as columns; NaN where a client lacks one."""
+    tables: dict[str, dict[str, list[Any]]] = {}
+    for part in dict.fromkeys(part for _, metrics in found for part in metrics):
+        rows = [(client, metrics[part]) for client, metrics in found if part in metrics]
+        names = dict.fromkeys(name for _, row in rows for name in row if name != "num_samples")
+        tables[part] = {
+            "client": [client for client, _ in rows],
+            "samples": [row.get("num_samples", math.nan) for _, row in rows],
+            **{name: [row.get(name, math.nan) for _, row in rows] for name in names},
+        }
+    return tables

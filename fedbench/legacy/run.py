@@ -95,7 +95,7 @@ def run(
     -------
     History
         The rounds of this call. Metrics by part are means over the cohort weighted by
-        ``num_samples``, which itself is summed.
+        ``num_samples``, which itself is summed; ``client_frame()`` has those of each client.
 
     Raises
     ------

@@ -85,6 +85,11 @@ def test_metrics_are_means_by_samples():
     assert history.last("val", "acc") == pytest.approx(mean, rel=1e-15)
     assert history.last("val", "num_samples") == total
     assert set(history.to_frame()["metric"]) == {"acc", "loss", "num_samples"}
+    table = history.records[1].clients["val"]
+    assert table["client"] == list(history.records[1].cohort)
+    by_id = dict(zip(table["client"], table["acc"], strict=True))
+    assert [by_id[number] for number in range(4)] == [one["acc"] for one in by_client]
+    assert dict(zip(table["client"], table["samples"], strict=True))[3] == 8.0
 
 
 def test_the_first_round_is_never_evaluated_and_zero_never_evaluates():
