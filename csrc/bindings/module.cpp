@@ -7,6 +7,7 @@ void bind_compressed(pybind11::module_& m);
 void bind_mean(pybind11::module_& m);
 void bind_memory(pybind11::module_& m);
 void bind_robust(pybind11::module_& m);
+void bind_rows(pybind11::module_& m);
 void bind_steps(pybind11::module_& m);
 void bind_streaming(pybind11::module_& m);
 void bind_system(pybind11::module_& m);
@@ -19,6 +20,7 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
     fedbench::bindings::bind_mean(m);
     fedbench::bindings::bind_memory(m);
     fedbench::bindings::bind_robust(m);
+    fedbench::bindings::bind_rows(m);
     fedbench::bindings::bind_steps(m);
     fedbench::bindings::bind_streaming(m);
     fedbench::bindings::bind_system(m);

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbench.aggregation._arrays import (
-    FLOATING,
-    Buffer,
-    announce_writes,
-    describe,
-    empty,
-    output_buffer,
-    require_no_gradient,
-)
+from fedbench.aggregation._arrays import FLOATING, Buffer, describe
+from fedbench.aggregation._outputs import announce_writes, empty, output_buffer, require_no_gradient
 
 
 def floats(value: Any, where: str) -> Buffer:

@@ -205,7 +205,7 @@ def tiles(size: int) -> list[tuple[int, int]]:
 def _native(buffer: Buffer, start: int, stop: int) -> npt.NDArray[Any]:
     """Return part of a buffer as a numpy array, bfloat16 as its bits."""
     if buffer.kind == "numpy":
-        array: npt.NDArray[Any] = buffer.handle.reshape(-1)[start:stop]
+        array: npt.NDArray[Any] = buffer.owner.reshape(-1)[start:stop]
         return array
     part = buffer.owner.reshape(-1)[start:stop]
     if buffer.dtype == "bfloat16":

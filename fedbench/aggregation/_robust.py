@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedbench._native import core
 from fedbench.aggregation import _updates
 from fedbench.aggregation._arrays import DTYPE_CODES, Buffer
-from fedbench.aggregation._updates import Entry, Updates
+from fedbench.aggregation._updates import Updates
 from fedbench.aggregation._weights import client_weights
 from fedbench.aggregation.mean import assemble, refuse_bare_integers, without_nonfinite
 
@@ -54,17 +54,14 @@ def result(collected: Updates, buffers: dict[str | None, Buffer], out: Any) -> A
 
 def subset(collected: Updates, clients: Sequence[int]) -> Updates:
     """Return the updates of `clients` only."""
-    entries = [Entry(e.name, [e.buffers[k] for k in clients]) for e in collected.entries]
-    return Updates(
-        len(clients), entries, collected.is_mapping, names=collected.names, tied=collected.tied
-    )
+    return collected.of_clients(clients)
 
 
 def copy_of(collected: Updates, client: int, out: Any) -> Any:
     """Return a copy of one client's update, bit for bit."""
     buffers = _updates.outputs(collected, out)
     for entry in collected.floating:
-        target, source = buffers[entry.name].owner, entry.buffers[client].owner
+        target, source = buffers[entry.name].owner, entry.owners[client]
         if entry.first.kind == "numpy":
             target[...] = source
         else:
@@ -123,7 +120,7 @@ class Rows:
             collected.clients,
             [entry.first.size for entry in floating],
             [DTYPE_CODES[entry.first.dtype] for entry in floating],
-            [[e.buffers[k].handle for e in floating] for k in range(collected.clients)],
+            [[e.handles[k] for e in floating] for k in range(collected.clients)],
             [entry.name for entry in floating],
         )
 

@@ -8,13 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedbench._native import core
-from fedbench.aggregation._arrays import (
-    Buffer,
-    describe,
-    is_tensor,
-    output_buffer,
-    require_disjoint,
-)
+from fedbench.aggregation._arrays import Buffer, describe, is_tensor
+from fedbench.aggregation._outputs import output_buffer, require_disjoint
 
 KERNELS = {
     "float32": (core.sgd_step_float32, core.fedavgm_step_float32, core.adaptive_step_float32),
@@ -102,10 +97,3 @@ def separate(written: list[tuple[str, Buffer]], read: list[Buffer]) -> None:
     for position, (name, buffer) in enumerate(written):
         others = [other for _, other in written[:position]]
         require_disjoint([(name, buffer)], [*others, *read], "the other vectors")
-
-
-def mark_written(written: list[tuple[str, Buffer]]) -> None:
-    """Let torch see the writes: an empty in-place operation advances a tensor's version."""
-    for _, buffer in written:
-        if is_tensor(buffer.owner) and buffer.size:
-            buffer.owner.detach().reshape(-1)[:0].zero_()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from fedbench._native import core
@@ -12,16 +13,21 @@ from fedbench.aggregation._arrays import (
     DTYPE_CODES,
     FLOATING,
     Buffer,
-    announce_writes,
+    address,
+    address_of,
     check_tensor,
     describe,
     describe_alike,
-    empty,
     is_array,
     is_tensor,
+)
+from fedbench.aggregation._outputs import (
+    announce_writes,
+    empty,
+    nbytes,
     output_buffer,
+    refuse_overlap,
     require_apart,
-    require_disjoint,
     require_no_gradient,
 )
 from fedbench.errors import LayoutError, NonFiniteError
@@ -31,15 +37,37 @@ NONFINITE_POLICIES = ("raise", "propagate", "drop")
 
 @dataclass
 class Entry:
-    """One entry of the updates: `buffers` holds that of each client."""
+    """One entry of the updates: the arrays of all clients, which agree with the first one's."""
 
     name: str | None
-    buffers: list[Buffer]
+    first: Buffer
+    handles: list[Any]
+    """What the kernels take, one per client."""
+    owners: Sequence[Any]
+    """What keeps the handles alive."""
 
-    @property
-    def first(self) -> Buffer:
-        """The first client's buffer, with which all others agree."""
-        return self.buffers[0]
+    @classmethod
+    def of(cls, name: str | None, values: list[Any], where: Callable[[int], str]) -> Entry:
+        """Describe the clients' arrays; `where` names that of a client in errors."""
+        alike = describe_alike(values)
+        if alike is not None:
+            return cls(name, alike.first, alike.addresses, values)
+        buffers = [describe(value, where(k)) for k, value in enumerate(values)]
+        for k, buffer in enumerate(buffers):
+            _require_like(buffer, buffers[0], where(k))
+        return cls(name, buffers[0], [b.handle for b in buffers], [b.owner for b in buffers])
+
+    @cached_property
+    def buffers(self) -> list[Buffer]:
+        """The clients' arrays one by one."""
+        pairs = zip(self.handles, self.owners, strict=True)
+        return [self.first._replace(handle=handle, owner=owner) for handle, owner in pairs]
+
+    def of_clients(self, clients: Sequence[int]) -> Entry:
+        """Return the entry of some clients only."""
+        handles, owners = ([kept[k] for k in clients] for kept in (self.handles, self.owners))
+        first = self.first._replace(handle=handles[0], owner=owners[0])
+        return Entry(self.name, first, handles, owners)
 
     @property
     def kind(self) -> str:
@@ -71,6 +99,12 @@ class Updates:
     is_mapping: bool
     names: tuple[str, ...] = ()
     tied: dict[str, str] = field(default_factory=dict)
+    positions: Sequence[int] | None = None
+    """Where the clients stand among the caller's updates, if these are not all of them."""
+
+    def position(self, client: int) -> int:
+        """Return the number by which the caller knows a client."""
+        return client if self.positions is None else self.positions[client]
 
     @property
     def floating(self) -> list[Entry]:
@@ -86,18 +120,27 @@ class Updates:
         """Return the updates of all other clients."""
         left_out = set(clients)
         kept = [k for k in range(self.clients) if k not in left_out]
-        entries = [Entry(entry.name, [entry.buffers[k] for k in kept]) for entry in self.entries]
-        return Updates(len(kept), entries, self.is_mapping, self.names, self.tied)
+        return self.of_clients(kept)
+
+    def of_clients(self, clients: Sequence[int]) -> Updates:
+        """Return the updates of some clients only."""
+        entries = [entry.of_clients(clients) for entry in self.entries]
+        positions = [self.position(k) for k in clients]
+        return Updates(len(clients), entries, self.is_mapping, self.names, self.tied, positions)
 
     def first_nonfinite(self, client: int) -> tuple[str | None, int] | None:
         """Return (entry name, flat index) of the client's first NaN or infinity."""
         floating = self.floating
         found = core.first_nonfinite(
-            [entry.buffers[client].handle for entry in floating],
+            [entry.handles[client] for entry in floating],
             [entry.first.size for entry in floating],
             [DTYPE_CODES[entry.first.dtype] for entry in floating],
         )
         return None if found is None else (floating[found[0]].name, found[1])
+
+    def nonfinite_clients(self) -> list[int]:
+        """Return the clients whose updates are not finite."""
+        return [k for k in range(self.clients) if self.first_nonfinite(k) is not None]
 
     def require_finite(self, clients: Iterable[int]) -> None:
         """Raise :class:`NonFiniteError` naming the first of `clients` that is not finite."""
@@ -107,8 +150,9 @@ class Updates:
                 name, index = found
                 entry = "" if name is None else f" in entry {name!r}"
                 raise NonFiniteError(
-                    f"updates must be finite, got NaN or infinity from client {client}{entry} at "
-                    f"flat index {index}. Pass nonfinite='drop' to leave out such clients, or "
+                    "updates must be finite, got NaN or infinity from client "
+                    f"{self.position(client)}{entry} at flat index {index}. "
+                    "Pass nonfinite='drop' to leave out such clients, or "
                     "nonfinite='propagate' to let the values through."
                 )
 
@@ -131,16 +175,13 @@ def collect(updates: Any) -> Updates:
             "updates must be a sequence with one update per client or one stacked array, got "
             f"{type(updates).__name__}. Pass [update_0, update_1, ...]."
         )
-    rows = updates if isinstance(updates, Sequence) else list(updates)
+    rows = updates if type(updates) is list else list(updates)
     if len(rows) == 0:
         raise ValueError("updates must hold at least one client's update, got none.")
     if isinstance(rows[0], Mapping):
         return _collect_mappings(rows)
-    buffers = describe_alike(rows)
-    if buffers is None:
-        buffers = [describe(row, f"updates[{k}]") for k, row in enumerate(rows)]
-        _require_alike(buffers, None)
-    return Updates(len(rows), [Entry(None, buffers)], is_mapping=False)
+    entry = Entry.of(None, rows, lambda k: f"updates[{k}]")
+    return Updates(len(rows), [entry], is_mapping=False)
 
 
 def _collect_stack(stack: Any) -> Updates:
@@ -153,30 +194,55 @@ def _collect_stack(stack: Any) -> Updates:
         )
     if stack.shape[0] == 0:
         raise ValueError("updates must hold at least one client's update, got none.")
-    buffers = [describe(row, f"updates[{k}]") for k, row in enumerate(stack)]
-    return Updates(len(buffers), [Entry(None, buffers)], is_mapping=False)
+    entry = Entry.of(None, list(stack), lambda k: f"updates[{k}]")
+    return Updates(len(stack), [entry], is_mapping=False)
 
 
 def _collect_mappings(rows: Sequence[Any]) -> Updates:
     names = rows[0].keys()
     for k, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise TypeError(
-                f"updates[{k}] must be a mapping of names to arrays like updates[0], got "
-                f"{type(row).__name__}."
-            )
+        _require_mapping(row, k)
         require_names(row, names, f"updates[{k}]", "updates[0]")
+    return _of_mappings(rows, names, None)
+
+
+def collect_per_key(updates: Iterable[Any]) -> list[Updates]:
+    """Return state dicts that may lack entries, grouped by the clients that sent an entry."""
+    rows = list(updates)
+    if not rows:
+        raise ValueError("updates must hold at least one client's update, got none.")
+    senders: dict[str, list[int]] = {}
+    for k, row in enumerate(rows):
+        _require_mapping(row, k)
+        for name in row:
+            senders.setdefault(name, []).append(k)
+    names_of: dict[tuple[int, ...], list[str]] = {}
+    for name, clients in senders.items():
+        names_of.setdefault(tuple(clients), []).append(name)
+    return [
+        _of_mappings([rows[k] for k in clients], names, clients)
+        for clients, names in names_of.items()
+    ]
+
+
+def _require_mapping(row: Any, client: int) -> None:
+    if not isinstance(row, Mapping):
+        raise TypeError(
+            f"updates[{client}] must be a mapping of names to arrays like updates[0], got "
+            f"{type(row).__name__}."
+        )
+
+
+def _of_mappings(
+    rows: Sequence[Any], names: Iterable[str], positions: Sequence[int] | None
+) -> Updates:
     entries = []
     for name in names:
         values = [row[name] for row in rows]
-        buffers = describe_alike(values)
-        if buffers is None:
-            buffers = [describe(x, f"updates[{k}][{name!r}]") for k, x in enumerate(values)]
-            _require_alike(buffers, name)
-        entries.append(Entry(name, buffers))
+        entries.append(Entry.of(name, values, functools.partial(_where, name, positions)))
     tied = _tied_names(entries)
     entries = [entry for entry in entries if entry.name not in tied]
-    return Updates(len(rows), entries, is_mapping=True, names=tuple(names), tied=tied)
+    return Updates(len(rows), entries, True, tuple(names), tied, positions)
 
 
 def require_names(given: Iterable[str], expected: Iterable[str], where: str, of: str) -> None:
@@ -194,18 +260,19 @@ def require_names(given: Iterable[str], expected: Iterable[str], where: str, of:
     raise LayoutError(f"{where} must have the entries of {of}, got {' and '.join(parts)}.")
 
 
-def _require_alike(buffers: list[Buffer], name: str | None) -> None:
-    first = buffers[0]
-    for k, buffer in enumerate(buffers):
-        if buffer[2:5] == first[2:5]:
-            continue
-        where = f"updates[{k}]" if name is None else f"updates[{k}][{name!r}]"
-        for attribute in ("kind", "dtype", "shape"):
-            got, expected = getattr(buffer, attribute), getattr(first, attribute)
-            if got != expected:
-                raise LayoutError(
-                    f"{where} must have {attribute} {expected} like client 0's, got {got}."
-                )
+def _where(name: str, positions: Sequence[int] | None, client: int) -> str:
+    return f"updates[{client if positions is None else positions[client]}][{name!r}]"
+
+
+def _require_like(buffer: Buffer, first: Buffer, where: str) -> None:
+    if buffer[2:5] == first[2:5]:
+        return
+    for attribute in ("kind", "dtype", "shape"):
+        got, expected = getattr(buffer, attribute), getattr(first, attribute)
+        if got != expected:
+            raise LayoutError(
+                f"{where} must have {attribute} {expected} like client 0's, got {got}."
+            )
 
 
 def _tied_names(entries: list[Entry]) -> dict[str, str]:
@@ -215,20 +282,12 @@ def _tied_names(entries: list[Entry]) -> dict[str, str]:
     for entry in entries:
         if entry.first.size == 0 or entry.name is None:
             continue
-        key = tuple((*buffer[2:5], address(buffer)) for buffer in entry.buffers)
+        key = (*entry.first[2:5], *map(address_of, entry.handles))
         if key in seen:
             tied[entry.name] = seen[key]
         else:
             seen[key] = entry.name
     return tied
-
-
-def address(buffer: Buffer) -> int:
-    """Return the address of a buffer's first element."""
-    if buffer.kind == "numpy":
-        start: int = buffer.handle.__array_interface__["data"][0]
-        return start
-    return int(buffer.handle)
 
 
 class ArraySpec(Protocol):
@@ -277,12 +336,13 @@ def _check_memory(updates: Updates, out: Any, floating: dict[str | None, Buffer]
         targets[entry.name] = output(_part(out, entry.name), entry)
     entries = {entry.name: entry for entry in updates.entries}
     for name, original in updates.tied.items():
-        spec = Entry(name, entries[original].buffers)
+        spec = replace(entries[original], name=name)
         buffer, first = output(out[name], spec), targets[original]
         if address(buffer) != address(first):  # else tied like the updates
             targets[name] = buffer
     named = [("out" if n is None else f"out[{n!r}]", b) for n, b in targets.items()]
-    require_disjoint(
-        named, itertools.chain.from_iterable(entry.buffers for entry in updates.entries)
+    handles = [handle for entry in updates.entries for handle in entry.handles]
+    refuse_overlap(
+        named, handles, [nbytes(entry.first) for entry in updates.entries], "the updates"
     )
     require_apart(named)

@@ -23,7 +23,7 @@ def weighted_median(
     """
     if (weights == weights[0]).all():
         rows = Rows.of(collected)
-        flat = [buffer.handle for entry in collected.floating for buffer in entry.buffers]
+        flat = [handle for entry in collected.floating for handle in entry.handles]
         target = rows.of_buffers(buffers)
         core.order_statistic("median", 0, rows.clients, flat, rows.sizes, rows.dtypes, target)
         return

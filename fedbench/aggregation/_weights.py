@@ -17,7 +17,7 @@ _NO_NUMBER = (TypeError, OverflowError, ValueError, RuntimeError)  # what float(
 def client_weights(weights: Any, clients: int) -> npt.NDArray[np.float64]:
     """Return `weights` as float64, one per client; ``None`` means equal weights."""
     values = update_weights(weights, clients, "client")
-    if not values.any():
+    if not np.logical_or.reduce(values):
         raise ValueError(
             "weights must have a positive sum, got zero for every client. "
             "Pass weights=None for equal weights."
@@ -39,8 +39,9 @@ def update_weights(weights: Any, count: int, of: str) -> npt.NDArray[np.float64]
         raise ValueError(
             f"weights must be one number per {of} ({count}), got shape {values.shape}."
         )
-    good = np.isfinite(values) & (values >= 0)
-    if not good.all():
+    # NaN and values out of range fail one of the two comparisons.
+    if count and not (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) < np.inf):
+        good = np.isfinite(values) & (values >= 0)
         position = int(np.argmin(good))
         raise ValueError(
             f"weights must be finite and not negative, got {values[position]} for {of} {position}."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedbench.aggregation._outputs import announce_writes
 from fedbench.aggregation._steps import (
     KERNELS,
     coefficient,
     flag,
     like,
-    mark_written,
     separate,
     target,
 )
@@ -129,7 +129,7 @@ def sgd_step(
         nesterov,
         first_step,
     )
-    mark_written(written)
+    announce_writes(buffer for _, buffer in written)
 
 
 def _require_pair(name: str, vector: Any, coefficient_name: str, value: float) -> None:

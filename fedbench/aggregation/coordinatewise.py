@@ -207,7 +207,7 @@ def _order_statistic(
         statistic,
         parameter,
         collected.clients,
-        [buffer.handle for entry in collected.floating for buffer in entry.buffers],
+        [handle for entry in collected.floating for handle in entry.handles],
         rows.sizes,
         rows.dtypes,
         rows.of_buffers(buffers),

@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 
 from fedbench._native import core
-from fedbench.aggregation._arrays import (
-    Buffer,
+from fedbench.aggregation._arrays import Buffer, address, describe, is_array, item_size
+from fedbench.aggregation._outputs import (
     announce_writes,
-    describe,
     empty,
-    is_array,
     output_buffer,
     require_apart,
     require_disjoint,
     require_no_gradient,
 )
-from fedbench.aggregation._updates import address, require_names
+from fedbench.aggregation._updates import require_names
 from fedbench.errors import LayoutError
 
 __all__ = ["FlatLayout"]
@@ -303,11 +301,6 @@ class FlatLayout:
                     f"state[{name!r}] must equal state[{original!r}], to which the layout ties it, "
                     "got other values."
                 )
-
-
-def item_size(dtype: str) -> int:
-    """Return the bytes of one element."""
-    return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def _local_names(

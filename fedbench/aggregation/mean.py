@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ def mean(
     nonfinite: str = "raise",
     integers: str = "max",
     server: Mapping[str, Any] | None = None,
+    partial: str = "raise",
 ) -> Any:
     r"""Weighted mean of updates, rounded once.
 
@@ -61,6 +62,11 @@ def mean(
         the entry of `server`. Their dtype is kept; they are never averaged.
     server : mapping, optional
         The server's state, for ``integers="server"``.
+    partial : {"raise", "per_key"}, default "raise"
+        For state dicts that do not all have the same entries, as when clients train different
+        parts of a model: refuse them with the names that differ; or average each entry over the
+        clients that sent it, by their weights. ``"per_key"`` takes neither `out` nor
+        `total_weight`.
 
     Returns
     -------
@@ -72,7 +78,8 @@ def mean(
     ------
     ValueError
         If there is no client; if weights are not one finite, non-negative number per client with
-        a positive sum; if `out` does not fit.
+        a positive sum (with ``partial="per_key"``: over the clients that sent an entry, for each);
+        if `out` does not fit.
     TypeError
         For anything that is not an array of an accepted dtype, and for bare integer arrays.
     LayoutError
@@ -100,6 +107,9 @@ def mean(
     """
     _updates.require_policy(nonfinite)
     _integers.require_policy(integers)
+    if partial != "raise":
+        _require_per_key(partial, updates, total_weight, out)
+        return _mean_per_key(list(updates), weights, nonfinite, integers, server)
     collected = _updates.collect(updates)
     values = _weights.client_weights(weights, collected.clients)
     divisor = _weights.total(total_weight)
@@ -107,38 +117,110 @@ def mean(
         collected, values = without_nonfinite(collected, values)
     refuse_bare_integers(collected)
     buffers = _updates.outputs(collected, out)
-    if nonfinite == "raise" and not values.all():
+    _average(collected, buffers, values, divisor, nonfinite)
+    return assemble(collected, buffers, values, out, integers, server)
+
+
+def _average(
+    collected: _updates.Updates,
+    buffers: dict[str | None, Buffer],
+    values: npt.NDArray[np.float64],
+    divisor: float | None,
+    nonfinite: str,
+) -> None:
+    """Write the mean of the floating entries into `buffers`."""
+    if nonfinite == "raise" and not np.logical_and.reduce(values):
         collected.require_finite(np.flatnonzero(values == 0).tolist())
     finite = _run(collected, buffers, values, divisor)
     if not finite and nonfinite == "raise":
         collected.require_finite(range(collected.clients))
-    return assemble(collected, buffers, values, out, integers, server)
+
+
+def _require_per_key(partial: str, updates: Any, total_weight: Any, out: Any) -> None:
+    if partial != "per_key":
+        raise ValueError(f"partial must be 'raise' or 'per_key', got {partial!r}.")
+    for name, value in (("out", out), ("total_weight", total_weight)):
+        if value is not None:
+            raise ValueError(
+                f"{name} must be None with partial='per_key', which decides per entry, got "
+                f"{type(value).__name__}. Leave it out."
+            )
+    if isinstance(updates, Mapping) or not isinstance(updates, Iterable):
+        raise TypeError(
+            "updates must be a sequence of state dicts with partial='per_key', got "
+            f"{type(updates).__name__}."
+        )
+
+
+def _mean_per_key(
+    rows: list[Any],
+    weights: Any,
+    nonfinite: str,
+    integers: str,
+    server: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    groups = _updates.collect_per_key(rows)
+    values = _weights.client_weights(weights, len(rows))
+    if nonfinite == "drop":
+        bad = {group.position(k) for group in groups for k in group.nonfinite_clients()}
+        values = _after_drop(sorted(bad), values, stacklevel=4)
+        groups = [_without_clients(group, bad) for group in groups]
+    result: dict[str, Any] = {}
+    for group in groups:
+        own = values[[group.position(k) for k in range(group.clients)]]
+        if not own.any():
+            raise ValueError(
+                "weights must have a positive sum over the clients that sent "
+                f"{', '.join(map(repr, group.names))}, got zero for each. Leave these entries out."
+            )
+        buffers = _updates.outputs(group, None)
+        _average(group, buffers, own, None, nonfinite)
+        result.update(assemble(group, buffers, own, None, integers, server))
+    names = dict.fromkeys(name for row in rows for name in row if name in result)
+    return {name: result[name] for name in names}
+
+
+def _without_clients(group: _updates.Updates, bad: set[int]) -> _updates.Updates:
+    left_out = [k for k in range(group.clients) if group.position(k) in bad]
+    if len(left_out) == group.clients:
+        raise NonFiniteError(
+            f"every client that sent {', '.join(map(repr, group.names))} was left out for NaN or "
+            "infinity in its update. Leave these entries out, or pass nonfinite='propagate'."
+        )
+    return group.without(left_out)
 
 
 def without_nonfinite(
     collected: _updates.Updates, values: npt.NDArray[np.float64], stacklevel: int = 3
 ) -> tuple[_updates.Updates, npt.NDArray[np.float64]]:
     """Leave out clients whose update is not finite, with a warning that names them."""
-    dropped = [
-        client
-        for client in range(collected.clients)
-        if collected.first_nonfinite(client) is not None
-    ]
+    dropped = collected.nonfinite_clients()
     if not dropped:
         return collected, values
-    kept = np.delete(values, dropped)
+    values = _after_drop(dropped, values, stacklevel + 1)
+    return collected.without(dropped), np.delete(values, dropped)
+
+
+def _after_drop(
+    dropped: list[int], values: npt.NDArray[np.float64], stacklevel: int
+) -> npt.NDArray[np.float64]:
+    """Return the weights without those of `dropped`, which a warning names."""
+    if not dropped:
+        return values
+    kept = values.copy()
+    kept[dropped] = 0
     if not kept.any():
         raise NonFiniteError(
             f"updates must leave some weight after nonfinite='drop', got NaN or infinity from "
             f"client(s) {', '.join(map(str, dropped))} and no other client with positive weight."
         )
     warnings.warn(
-        f"left out client(s) {', '.join(map(str, dropped))} of {collected.clients}: "
+        f"left out client(s) {', '.join(map(str, dropped))} of {len(values)}: "
         "NaN or infinity in their updates",
         RuntimeWarning,
         stacklevel=stacklevel,
     )
-    return collected.without(dropped), kept
+    return kept
 
 
 def refuse_bare_integers(collected: _updates.Updates) -> None:
@@ -159,12 +241,12 @@ def _run(
     floating = collected.floating
     codes = [DTYPE_CODES[entry.first.dtype] for entry in floating]
     return core.mean(
-        [buffer.handle for entry in floating for buffer in entry.buffers],
+        [handle for entry in floating for handle in entry.handles],
         [entry.first.size for entry in floating],
         codes,
         [buffers[entry.name].handle for entry in floating],
         codes,
-        values,
+        values.tolist(),
         divisor,
     )
 

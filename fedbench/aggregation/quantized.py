@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from fedbench._native import core
 from fedbench.aggregation import _weights
-from fedbench.aggregation._arrays import Buffer, describe, require_disjoint
+from fedbench.aggregation._arrays import Buffer, describe
 from fedbench.aggregation._compressed import floats, result_buffer
+from fedbench.aggregation._outputs import require_disjoint
 from fedbench.errors import LayoutError, NonFiniteError
 
 __all__ = ["QuantizedUpdate", "quantize", "quantized_mean"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedbench.aggregation._outputs import announce_writes
 from fedbench.aggregation._steps import (
     KERNELS,
     adaptivity,
     coefficient,
     flag,
     like,
-    mark_written,
     require_nonnegative,
     separate,
     target,
@@ -86,7 +86,7 @@ def fedavgm_step(
     KERNELS[own.dtype][1](
         own.size, own.handle, mean.handle, moving.handle, server_lr, momentum, nesterov
     )
-    mark_written(written)
+    announce_writes(buffer for _, buffer in written)
 
 
 def fedadagrad_step(
@@ -295,4 +295,4 @@ def _adaptive(
         second.handle,
         *checked,
     )
-    mark_written(written)
+    announce_writes(buffer for _, buffer in written)

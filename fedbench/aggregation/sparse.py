@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from fedbench._native import core
 from fedbench.aggregation import _weights
-from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, describe, require_disjoint
+from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, describe
 from fedbench.aggregation._compressed import floats, result_buffer
+from fedbench.aggregation._outputs import require_disjoint
 from fedbench.aggregation._robust import require_count
 from fedbench.aggregation._updates import require_policy
 from fedbench.errors import LayoutError, NonFiniteError

@@ -15,13 +15,12 @@ from fedbench.aggregation._arrays import (
     DTYPE_CODES,
     FLOATING,
     Buffer,
-    announce_writes,
     check_tensor,
     describe,
     is_tensor,
-    require_apart,
 )
 from fedbench.aggregation._entries import Entry, entries_of
+from fedbench.aggregation._outputs import announce_writes, require_apart
 from fedbench.errors import LayoutError, NonFiniteError
 
 __all__ = ["StreamingMean"]

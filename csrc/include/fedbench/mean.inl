@@ -2,10 +2,11 @@
 
 namespace fedbench::FEDBENCH_ISA {
 
-// Coordinates per step of the narrow path.
-inline constexpr std::size_t kStep = 2 * kLanes;
-
-typedef std::uint32_t u32v __attribute__((vector_size(kStep * 4)));
+// Coordinates per step of the narrow path: several vectors, because the additions to one sum wait
+// for each other.
+inline constexpr std::size_t kParts = 4;
+inline constexpr std::size_t kStep = kParts * kLanes;
+static_assert(kMeanTile % kStep == 0);
 
 struct NarrowTile {
     alignas(64) double sum[kMeanTile];
@@ -14,114 +15,106 @@ struct NarrowTile {
     alignas(64) std::uint32_t largest[kMeanTile];
     alignas(64) std::uint32_t smallest[kMeanTile];
     // Otherwise: lanes whose maximum is that of the whole tile.
-    u32v peak;
+    u32h peak[kParts];
 };
 
-FEDBENCH_INLINE u32v join(u32h low, u32h high) {
-#if FEDBENCH_ISA_LEVEL == 2
-    const __m512i wide = _mm512_castsi256_si512(bits_as<__m256i>(low));
-    return bits_as<u32v>(_mm512_inserti64x4(wide, bits_as<__m256i>(high), 1));
-#elif FEDBENCH_ISA_LEVEL == 1
-    return bits_as<u32v>(_mm256_set_m128i(bits_as<__m128i>(high), bits_as<__m128i>(low)));
-#else
-    return u32v{low[0], low[1], high[0], high[1]};
-#endif
-}
+// The sums of kStep coordinates, and what is tracked of them.
+struct Sums {
+    f64v sum[kParts];
+    u32h largest[kParts];
+    u32h smallest[kParts];
+};
 
-// Folds kRows clients into kStep coordinates.
+// Folds kStep coordinates of kRows clients, `at` bytes after the starts of the rows.
 template <class Type, int kRows, bool kTrack>
-FEDBENCH_INLINE void fold_step(const std::byte* const* from, const f64v* weights, f64v& low,
-                               f64v& high, u32v& largest, u32v& smallest) {
+FEDBENCH_INLINE void fold_step(const std::byte* const* from, std::size_t at, const f64v* weights,
+                               Sums& sums) {
     constexpr std::size_t item = item_size(Type::dtype);
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-        const f32h a = Type::load_floats(from[r]);
-        const f32h b = Type::load_floats(from[r] + kLanes * item);
-        low = multiply_add(weights[r], widen(a), low);
-        high = multiply_add(weights[r], widen(b), high);
-        u32v bits;
-        if constexpr (Type::dtype == DType::float32) {
-            bits = load<u32v>(from[r]);
-        } else {
-            bits = join(bits_as<u32h>(a), bits_as<u32h>(b));
-        }
-        bits &= 0x7fffffffU;
-        largest = largest > bits ? largest : bits;
-        if constexpr (kTrack) {
-            bits -= 1U;
-            smallest = smallest < bits ? smallest : bits;
+#pragma GCC unroll 4
+        for (std::size_t p = 0; p < kParts; ++p) {
+            const f32h x = Type::load_floats(from[r] + at + p * kLanes * item);
+            sums.sum[p] = multiply_add(weights[r], widen(x), sums.sum[p]);
+            u32h bits = bits_as<u32h>(x) & 0x7fffffffU;
+            sums.largest[p] = sums.largest[p] > bits ? sums.largest[p] : bits;
+            if constexpr (kTrack) {
+                bits -= 1U;
+                sums.smallest[p] = sums.smallest[p] < bits ? sums.smallest[p] : bits;
+            }
         }
     }
 }
 
-// Where a visit of some rows reads, and what it fetches for the next visit: into the second-level
-// cache, because a visit is too short for the hardware to notice the stream before it ends.
+// How far ahead of its use a row is fetched, in bytes, into the second-level cache: the hardware
+// follows so many streams only part of the way.
+inline constexpr std::size_t kPrefetch = 2048;
+
+// Coordinates [offset, offset + size) of some rows and the rows' weights; whether it is the first
+// visit to a tile.
 struct Visit {
     const void* const* rows;
     const double* weights;
     std::size_t offset;
     std::size_t size;
-    const void* const* next_rows;
-    std::size_t next_offset;
     bool first;
 };
 
-// Folds kRows clients into the tile: coordinates [offset, offset + size) of the rows.
+// Folds kRows clients into the tile.
 template <class Type, int kRows, bool kTrack>
 inline void fold_rows(const Visit& visit, NarrowTile& tile) {
     constexpr std::size_t item = item_size(Type::dtype);
-    constexpr std::size_t line = 64 / item;
     const std::byte* from[kRows];
-    const std::byte* ahead[kRows];
     f64v weights[kRows];
     for (int r = 0; r < kRows; ++r) {
         from[r] = static_cast<const std::byte*>(visit.rows[r]) + visit.offset * item;
-        ahead[r] = static_cast<const std::byte*>(visit.next_rows[r]) + visit.next_offset * item;
         weights[r] = splat(visit.weights[r]);
     }
-    u32v peak = visit.first ? u32v{} : tile.peak;
+    Sums sums;
     const std::size_t size = visit.size;
+    const std::size_t whole = size / kStep * kStep;
+    for (std::size_t p = 0; p < kParts; ++p) sums.largest[p] = visit.first ? u32h{} : tile.peak[p];
     for (std::size_t i = 0; i < size; i += kStep) {
-        f64v low = {};
-        f64v high = {};
-        u32v largest = {};
-        u32v smallest = ~u32v{};
-        if (!visit.first) {
-            low = load<f64v>(tile.sum + i);
-            high = load<f64v>(tile.sum + i + kLanes);
+#pragma GCC unroll 4
+        for (std::size_t p = 0; p < kParts; ++p) {
+            sums.sum[p] = visit.first ? f64v{} : load<f64v>(tile.sum + i + p * kLanes);
             if constexpr (kTrack) {
-                largest = load<u32v>(tile.largest + i);
-                smallest = load<u32v>(tile.smallest + i);
+                sums.largest[p] = visit.first ? u32h{} : load<u32h>(tile.largest + i + p * kLanes);
+                sums.smallest[p] =
+                    visit.first ? ~u32h{} : load<u32h>(tile.smallest + i + p * kLanes);
             }
         }
-        u32v& most = kTrack ? largest : peak;
-        if (size - i >= kStep) {
-            if (i % line == 0) {
-                for (int r = 0; r < kRows; ++r) __builtin_prefetch(ahead[r] + i * item, 0, 2);
+        if (i < whole) {
+            for (std::size_t at = 0; at < kStep * item; at += 64) {
+                for (int r = 0; r < kRows; ++r) {
+                    __builtin_prefetch(from[r] + i * item + at + kPrefetch, 0, 2);
+                }
             }
-            fold_step<Type, kRows, kTrack>(from, weights, low, high, most, smallest);
-            for (int r = 0; r < kRows; ++r) from[r] += kStep * item;
+            fold_step<Type, kRows, kTrack>(from, i * item, weights, sums);
         } else {
             // The last, partial step works on zero-padded copies: nothing is read past the end.
             std::byte padded[kRows][kStep * item] = {};
             const std::byte* copies[kRows];
             for (int r = 0; r < kRows; ++r) {
-                std::memcpy(padded[r], from[r], (size - i) * item);
+                std::memcpy(padded[r], from[r] + i * item, (size - i) * item);
                 copies[r] = padded[r];
             }
-            fold_step<Type, kRows, kTrack>(copies, weights, low, high, most, smallest);
+            fold_step<Type, kRows, kTrack>(copies, 0, weights, sums);
         }
-        store(tile.sum + i, low);
-        store(tile.sum + i + kLanes, high);
-        if constexpr (kTrack) {
-            store(tile.largest + i, largest);
-            store(tile.smallest + i, smallest);
+#pragma GCC unroll 4
+        for (std::size_t p = 0; p < kParts; ++p) {
+            store(tile.sum + i + p * kLanes, sums.sum[p]);
+            if constexpr (kTrack) {
+                store(tile.largest + i + p * kLanes, sums.largest[p]);
+                store(tile.smallest + i + p * kLanes, sums.smallest[p]);
+            }
         }
     }
-    tile.peak = peak;
+    for (std::size_t p = 0; p < kParts; ++p) tile.peak[p] = sums.largest[p];
 }
 
 // Rows per visit at most; they are shared out evenly: 10 clients are 5 and 5.
-inline constexpr std::size_t kGroup = 6;
+inline constexpr std::size_t kGroup = 8;
 
 template <class Type, bool kTrack, std::size_t kRows>
 inline void fold_group(std::size_t group, const Visit& visit, NarrowTile& tile) {
@@ -140,15 +133,7 @@ inline void fold_clients(const MeanSegment& segment, const double* weights, std:
     for (std::size_t k = 0; k < clients; k += group) {
         const std::size_t visits = (clients - k + kGroup - 1) / kGroup;
         group = (clients - k + visits - 1) / visits;
-        // The last visit of a tile fetches the first rows of the next tile (harmless at the end).
-        const bool last = visits == 1;
-        const Visit visit = {rows + k,
-                             weights + k,
-                             offset,
-                             size,
-                             last ? rows : rows + std::min(k + group, clients - group),
-                             last ? std::min(offset + size, segment.size) : offset,
-                             k == 0};
+        const Visit visit = {rows + k, weights + k, offset, size, k == 0};
         fold_group<Type, kTrack, kGroup>(group, visit, tile);
     }
 }
@@ -363,8 +348,10 @@ inline void finish_untracked(const NarrowBounds& bounds, const MeanSegment& segm
                              std::size_t clients, std::size_t offset, std::byte* out,
                              std::size_t size, const NarrowTile& tile, Unproved& unproved) {
     std::uint32_t peak = 0;
-    for (std::size_t lane = 0; lane < kStep; ++lane) {
-        peak = std::max(peak, static_cast<std::uint32_t>(tile.peak[lane]));
+    for (const u32h& part : tile.peak) {
+        for (std::size_t lane = 0; lane < kLanes; ++lane) {
+            peak = std::max(peak, static_cast<std::uint32_t>(part[lane]));
+        }
     }
     const bool finite = peak < 0x7f800000U;
     const f64v delta =
@@ -404,10 +391,10 @@ inline void narrow_tile(const WeightPlan& plan, const MeanSegment& segment, std:
 }
 
 struct WideTile {
-    alignas(64) double high[kMeanTile];
-    alignas(64) double low[kMeanTile];
-    alignas(64) double largest[kMeanTile];
-    alignas(64) double smallest[kMeanTile];  // of what is not zero; infinity if all is
+    alignas(64) double high[kWideTile];
+    alignas(64) double low[kWideTile];
+    alignas(64) double largest[kWideTile];
+    alignas(64) double smallest[kWideTile];  // of what is not zero; infinity if all is
 };
 
 FEDBENCH_INLINE void add_exactly(f64v& high, f64v& low, f64v term) {
@@ -555,27 +542,28 @@ inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::
     bool finite = true;
     Unproved unproved;
     const bool wide = segment.dtype == DType::float64 || segment.out_dtype == DType::float64;
-    for (std::size_t offset = begin; offset < end; offset += kMeanTile) {
-        const std::size_t size = std::min(kMeanTile, end - offset);
+    const std::size_t tile = wide ? kWideTile : kMeanTile;
+    for (std::size_t offset = begin; offset < end; offset += tile) {
+        const std::size_t size = std::min(tile, end - offset);
         auto* out = static_cast<std::byte*>(segment.out) + offset * item_size(segment.out_dtype);
         unproved.count = 0;
         if (plan.exact_only) {
             for (std::size_t i = 0; i < size; ++i) unproved.add(1, i, size);
         } else if (wide) {
-            WideTile tile;
-            fold_wide(plan, segment, offset, size, tile);
+            WideTile sums;
+            fold_wide(plan, segment, offset, size, sums);
             switch (segment.out_dtype) {
                 case DType::float16:
-                    finish_wide<ToFloat16>(plan, out, size, tile, unproved);
+                    finish_wide<ToFloat16>(plan, out, size, sums, unproved);
                     break;
                 case DType::bfloat16:
-                    finish_wide<ToBFloat16>(plan, out, size, tile, unproved);
+                    finish_wide<ToBFloat16>(plan, out, size, sums, unproved);
                     break;
                 case DType::float64:
-                    finish_wide<ToFloat64>(plan, out, size, tile, unproved);
+                    finish_wide<ToFloat64>(plan, out, size, sums, unproved);
                     break;
                 default:
-                    finish_wide<ToFloat32>(plan, out, size, tile, unproved);
+                    finish_wide<ToFloat32>(plan, out, size, sums, unproved);
                     break;
             }
         } else {

@@ -1,0 +1,241 @@
+// Rows of plain arrays, inspected in one pass: with small updates, looking at each array through
+// Python attributes takes longer than averaging them.
+//
+// Only what is plain and alike passes; for everything else the answer is None and Python's slower
+// inspection copies, or says what is wrong.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "array_args.hpp"
+#include "dlpack.hpp"
+#include "fedbench/dtype.hpp"
+
+namespace py = pybind11;
+
+namespace fedbench::bindings {
+
+namespace {
+
+// Addresses, element type, shape and number of elements of rows that agree.
+using PlainRows = std::optional<py::tuple>;
+
+PlainRows plain_rows_of(const std::vector<const void*>& addresses, DType dtype,
+                        const std::vector<std::int64_t>& shape) {
+    py::list handles(addresses.size());
+    for (std::size_t k = 0; k < addresses.size(); ++k) {
+        handles[k] =
+            py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(const_cast<void*>(addresses[k])));
+    }
+    py::tuple sizes(shape.size());
+    std::int64_t count = 1;
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+        sizes[d] = py::int_(shape[d]);
+        count *= shape[d];
+    }
+    return py::make_tuple(std::move(handles), static_cast<int>(dtype), std::move(sizes), count);
+}
+
+std::optional<DType> numpy_dtype(const py::dtype& dtype) {
+    if (dtype.byteorder() != '=') return std::nullopt;
+    if (dtype.kind() != 'f') return std::nullopt;
+    switch (dtype.itemsize()) {
+        case 2:
+            return DType::float16;
+        case 4:
+            return DType::float32;
+        case 8:
+            return DType::float64;
+        default:
+            return std::nullopt;
+    }
+}
+
+// numpy arrays (not of a subclass) of one native floating dtype and shape, C-contiguous, aligned.
+PlainRows plain_numpy_rows(const py::list& rows) {
+    const PyTypeObject* type = py::detail::npy_api::get().PyArray_Type_;
+    std::vector<const void*> addresses;
+    std::vector<std::int64_t> shape;
+    std::optional<DType> dtype;
+    addresses.reserve(rows.size());
+    for (const py::handle row : rows) {
+        if (Py_TYPE(row.ptr()) != type) return std::nullopt;
+        const auto array = py::reinterpret_borrow<py::array>(row);
+        constexpr int wanted = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+        if ((array.flags() & wanted) != wanted) return std::nullopt;
+        const auto own = numpy_dtype(array.dtype());
+        if (!own) return std::nullopt;
+        const std::int64_t* extents = array.shape();
+        const auto ndim = static_cast<std::size_t>(array.ndim());
+        if (addresses.empty()) {
+            dtype = own;
+            shape.assign(extents, extents + ndim);
+        } else if (own != dtype || ndim != shape.size() ||
+                   !std::equal(shape.begin(), shape.end(), extents)) {
+            return std::nullopt;
+        }
+        addresses.push_back(array.data());
+    }
+    if (!dtype) return std::nullopt;
+    return plain_rows_of(addresses, *dtype, shape);
+}
+
+std::optional<DType> torch_dtype(const dlpack::Tensor& tensor) {
+    if (tensor.dtype.lanes != 1) return std::nullopt;
+    if (tensor.dtype.code == dlpack::kBFloat && tensor.dtype.bits == 16) return DType::bfloat16;
+    if (tensor.dtype.code != dlpack::kFloat) return std::nullopt;
+    switch (tensor.dtype.bits) {
+        case 16:
+            return DType::float16;
+        case 32:
+            return DType::float32;
+        case 64:
+            return DType::float64;
+        default:
+            return std::nullopt;
+    }
+}
+
+bool is_contiguous(const dlpack::Tensor& tensor) {
+    if (tensor.strides == nullptr) return true;
+    std::int64_t expected = 1;
+    for (std::int32_t d = tensor.ndim; d-- > 0;) {
+        if (tensor.shape[d] == 0) return true;
+        if (tensor.shape[d] != 1 && tensor.strides[d] != expected) return false;
+        expected *= tensor.shape[d];
+    }
+    return true;
+}
+
+py::object call(py::handle object, PyObject* name) {
+    PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), name);
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
+
+// What DLPack does not tell: a storage that was made smaller, and values that are to be negated.
+class TorchMethods {
+  public:
+    bool elements_are_plain(py::handle tensor, std::int64_t bytes, std::int64_t item) const {
+        if (call(tensor, is_neg_.ptr()).ptr() != Py_False) return false;
+        const py::object storage = call(tensor, untyped_storage_.ptr());
+        const auto stored = py::cast<std::int64_t>(call(storage, nbytes_.ptr()));
+        const auto offset = py::cast<std::int64_t>(call(tensor, storage_offset_.ptr()));
+        return stored - offset * item >= bytes;
+    }
+
+  private:
+    static py::object name_of(const char* name) {
+        return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+    }
+    py::object is_neg_ = name_of("is_neg");
+    py::object untyped_storage_ = name_of("untyped_storage");
+    py::object nbytes_ = name_of("nbytes");
+    py::object storage_offset_ = name_of("storage_offset");
+};
+
+// Tensors of one type, on the CPU, of one floating dtype and shape, contiguous. `exchange_api` is
+// the capsule that their type has as __dlpack_c_exchange_api__.
+PlainRows plain_torch_rows(const py::list& rows, const py::capsule& exchange_api) {
+    auto* api = static_cast<dlpack::ExchangeApi*>(exchange_api.get_pointer());
+    if (api->version.major != dlpack::kMajorVersion || api->tensor_from_object == nullptr) {
+        return std::nullopt;
+    }
+    const TorchMethods methods;
+    std::vector<const void*> addresses;
+    std::vector<std::int64_t> shape;
+    std::optional<DType> dtype;
+    std::int64_t count = 1;
+    addresses.reserve(rows.size());
+    try {
+        for (const py::handle row : rows) {
+            if (Py_TYPE(row.ptr()) != Py_TYPE(rows[0].ptr())) return std::nullopt;
+            dlpack::Tensor tensor{};
+            if (api->tensor_from_object(row.ptr(), &tensor) != 0) throw py::error_already_set();
+            const auto own = torch_dtype(tensor);
+            if (!own || tensor.device.type != dlpack::kCpu || !is_contiguous(tensor)) {
+                return std::nullopt;
+            }
+            const auto ndim = static_cast<std::size_t>(tensor.ndim);
+            if (addresses.empty()) {
+                dtype = own;
+                shape.assign(tensor.shape, tensor.shape + ndim);
+                for (const std::int64_t extent : shape) count *= extent;
+            } else if (own != dtype || ndim != shape.size() ||
+                       !std::equal(shape.begin(), shape.end(), tensor.shape)) {
+                return std::nullopt;
+            }
+            const auto item = static_cast<std::int64_t>(item_size(*own));
+            const bool plain = methods.elements_are_plain(row, count * item, item);
+            if (!plain || (count > 0 && tensor.data == nullptr)) return std::nullopt;
+            addresses.push_back(static_cast<const std::byte*>(tensor.data) + tensor.byte_offset);
+        }
+    } catch (const py::error_already_set& error) {
+        // Tensors that only stand for others refuse; Python's inspection says which and why.
+        if (!error.matches(PyExc_Exception)) throw;
+        return std::nullopt;
+    }
+    if (!dtype) return std::nullopt;
+    return plain_rows_of(addresses, *dtype, shape);
+}
+
+struct Extent {
+    std::uintptr_t start;
+    std::uintptr_t stop;
+};
+
+// The position of the first output whose memory overlaps that of a row. All are given as handles
+// and sizes in bytes; rows[s * clients + k] has sizes[s].
+std::optional<std::size_t> first_overlap(const py::list& outs,
+                                         const std::vector<std::size_t>& out_bytes,
+                                         const py::list& rows,
+                                         const std::vector<std::size_t>& bytes) {
+    const std::vector<const void*> targets = input_addresses(outs);
+    const std::vector<const void*> inputs = input_addresses(rows);
+    require_count("out_bytes", out_bytes.size(), targets.size());
+    if (bytes.empty()) return std::nullopt;
+    const std::size_t clients = inputs.size() / bytes.size();
+    require_count("rows", inputs.size(), clients * bytes.size());
+    std::vector<Extent> extents;
+    extents.reserve(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const auto start = reinterpret_cast<std::uintptr_t>(inputs[i]);
+        if (bytes[i / clients] > 0) extents.push_back({start, start + bytes[i / clients]});
+    }
+    std::sort(extents.begin(), extents.end(),
+              [](const Extent& a, const Extent& b) { return a.start < b.start; });
+    // Among the rows that start before an output ends, the one that reaches farthest decides.
+    std::vector<std::uintptr_t> reach;
+    reach.reserve(extents.size());
+    for (const Extent& extent : extents) {
+        reach.push_back(reach.empty() ? extent.stop : std::max(reach.back(), extent.stop));
+    }
+    for (std::size_t o = 0; o < targets.size(); ++o) {
+        const auto start = reinterpret_cast<std::uintptr_t>(targets[o]);
+        const auto before = std::partition_point(
+            extents.begin(), extents.end(),
+            [&](const Extent& extent) { return extent.start < start + out_bytes[o]; });
+        const auto count = static_cast<std::size_t>(before - extents.begin());
+        if (out_bytes[o] > 0 && count > 0 && reach[count - 1] > start) return o;
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+void bind_rows(py::module_& m) {
+    m.def("plain_numpy_rows", &plain_numpy_rows, py::arg("rows"),
+          "(addresses, dtype code, shape, size) of numpy arrays that agree, or None.");
+    m.def("plain_torch_rows", &plain_torch_rows, py::arg("rows"), py::arg("exchange_api"),
+          "(addresses, dtype code, shape, size) of torch tensors that agree, or None.");
+    m.def("first_overlap", &first_overlap, py::arg("outs"), py::arg("out_bytes"), py::arg("rows"),
+          py::arg("bytes"), "Position of the first output that overlaps a row, or None.");
+}
+
+}  // namespace fedbench::bindings
