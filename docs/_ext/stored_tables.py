@@ -52,7 +52,9 @@ class StoredTable(SphinxDirective):
         names = [name.strip() for name in self.options["columns"].split(",")]
         rows = [names, ["---"] * len(names), *([cell(line[n]) for n in names] for line in chosen)]
         text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        measured = f"Measured {chosen[0]['date'][:10]} on {chosen[0]['cpu']}."
+        first = chosen[0]
+        # A table without times does not depend on the machine.
+        measured = f"Measured {first['date'][:10]} on {first['cpu']}." if "date" in first else ""
         found: list[nodes.Node] = self.parse_text_to_nodes(f"{text}\n\n{measured}")
         return found
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedbench.algorithms.base import ServerState as ServerState
     from fedbench.algorithms.base import Update as Update
     from fedbench.algorithms.base import Updates as Updates
+    from fedbench.algorithms.base import hyperparameter as hyperparameter
 
 __all__ = [
     "ALGORITHMS",
@@ -30,6 +31,7 @@ __all__ = [
     "Update",
     "Updates",
     "find_algorithm",
+    "hyperparameter",
     "make_algorithm",
 ]
 

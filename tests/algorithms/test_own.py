@@ -1,6 +1,8 @@
 """Algorithms that are not in the registry, named by their module."""
 
+import ast
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +58,34 @@ def test_a_class_of_a_module_may_be_named(own_module):
 def test_names_that_lead_nowhere_are_refused(own_module, name, error, message):
     with pytest.raises(error, match=message):
         find_algorithm(name)
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_algorithm.py"
+
+
+def test_the_documented_example_is_short():
+    module = ast.parse(EXAMPLE.read_text())
+    (algorithm,) = (node for node in module.body if isinstance(node, ast.ClassDef))
+    assert algorithm.end_lineno - algorithm.lineno < 40
+
+
+def test_the_documented_example_has_the_same_bits_on_every_backend(
+    backend, new_executor, monkeypatch
+):
+    """Its module is found by its name, in the workers as well."""
+    monkeypatch.chdir(EXAMPLE.parent)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = "own_algorithm:ServerVelocity"
+    digests = []
+    make_algorithm(name)
+    # Workers that start now look for modules where this process does.
+    started = new_executor(None if backend == "sequential" else 2)
+    for given in ("sequential", started):
+        simulation = fedbench.Simulation(tiny_workload(), algorithm=name, executor=given)
+        simulation.run(2)
+        digests.append(simulation.state_digest())
+    sys.modules.pop("own_algorithm", None)
+    assert digests[0] == digests[1]
 
 
 def test_unknown_hyperparameters_are_listed(own_module):
