@@ -95,6 +95,12 @@ def describe(value: Any, where: str) -> Buffer:
         return _describe_numpy(value, where)
     if is_tensor(value):
         return _describe_torch(value, where)
+    if isinstance(value, (list, tuple)) and any(is_array(part) for part in value):
+        raise TypeError(
+            f"{where} must be an array or a mapping of names to arrays, got a "
+            f"{type(value).__name__} of {len(value)} arrays. Name them, for example "
+            "{str(i): array for i, array in enumerate(update)}."
+        )
     raise TypeError(
         f"{where} must be a numpy array or a torch tensor, got {type(value).__name__}. "
         "Convert it, for example with numpy.asarray(..., dtype=numpy.float32)."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +103,7 @@ def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUp
 
 
 def quantized_mean(
-    updates: Sequence[QuantizedUpdate],
+    updates: Iterable[QuantizedUpdate],
     weights: Any = None,
     *,
     total_weight: float | None = None,
@@ -117,7 +117,7 @@ def quantized_mean(
 
     Parameters
     ----------
-    updates : sequence of QuantizedUpdate
+    updates : iterable of QuantizedUpdate
         One per client, of one shape and library. Never modified.
     weights : sequence of K numbers, optional
         As for :func:`mean`.
@@ -155,6 +155,7 @@ def quantized_mean(
     >>> aggregation.quantized_mean([a, b], weights=[1, 3])
     array([ 0.6875, -0.5   ], dtype=float32)
     """
+    updates = _quantized_updates(updates)
     buffers = _quantized_buffers(updates)
     values = _weights.client_weights(weights, len(buffers))
     divisor = _weights.total(total_weight)
@@ -201,7 +202,16 @@ def _rounded_scale(largest: float) -> float:
     return float(scale)
 
 
-def _quantized_buffers(updates: Any) -> list[Buffer]:
+def _quantized_updates(updates: Any) -> list[QuantizedUpdate]:
+    if isinstance(updates, QuantizedUpdate) or not isinstance(updates, Iterable):
+        raise TypeError(
+            f"updates must be a sequence of QuantizedUpdate, got {type(updates).__name__}. "
+            "Pass [update_0, update_1, ...]."
+        )
+    return list(updates)
+
+
+def _quantized_buffers(updates: list[QuantizedUpdate]) -> list[Buffer]:
     buffers: list[Buffer] = []
     for k, row in enumerate(updates):
         if not isinstance(row, QuantizedUpdate):

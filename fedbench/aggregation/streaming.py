@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -261,8 +262,7 @@ class StreamingMean:
             buffers = [described[k][i] for k in counted]
             if name in self._other:
                 buffers.insert(0, describe(self._other[name], name))
-            combined = _integers.combine(buffers, self._integers, repr(name))
-            result[name] = combined
+            result[name] = _integers.combine(buffers, self._integers, repr(name))
         return result
 
     def merge(self, other: StreamingMean) -> None:
@@ -365,6 +365,12 @@ class StreamingMean:
     def _spec(self) -> tuple[Any, ...]:
         return tuple(self._entries), self._is_mapping, self._nonfinite, self._integers
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        state = self.__getstate__()
+        if protocol.__index__() >= 5:  # the sums may travel beside the pickle, uncopied
+            state["sums"] = pickle.PickleBuffer(state["sums"])
+        return StreamingMean.__new__, (type(self),), state
+
     def __getstate__(self) -> dict[str, Any]:
         # Canonical: the same bytes for every history that leads to the same sums.
         return {"spec": self._spec(), "sums": self._sum.serialize(), "other": dict(self._other)}
@@ -373,7 +379,7 @@ class StreamingMean:
         entries, self._is_mapping, self._nonfinite, self._integers = state["spec"]
         self._entries = list(entries)
         self._sum = self._new_sum()
-        self._sum.deserialize(state["sums"])
+        self._sum.deserialize(bytes(memoryview(state["sums"])))
         self._other = dict(state["other"])
         self._lock = threading.Lock()
 

@@ -342,6 +342,29 @@ def test_thread_counts_are_integers(threads) -> None:
     assert aggregation.get_num_threads() == before
 
 
+def test_quantised_updates_may_come_from_a_generator() -> None:
+    updates = [aggregation.quantize(np.float32([k, 0, 2 * k])) for k in (1, 3)]
+    expected = aggregation.quantized_mean(updates, [3, 1]).tolist()
+    assert aggregation.quantized_mean((u for u in updates), iter([3, 1])).tolist() == expected
+    with pytest.raises(ValueError, match="at least one client's update, got none"):
+        aggregation.quantized_mean(iter([]))
+    for bad in (updates[0], 3):
+        with pytest.raises(TypeError, match="updates must be a sequence of QuantizedUpdate, got"):
+            aggregation.quantized_mean(bad)
+
+
+def test_lists_of_arrays_are_refused_with_the_way_to_name_them() -> None:
+    ragged = [np.ones((2, 3), np.float32), np.ones(3, np.float32)]
+    message = r"updates\[0\] must be an array or a mapping .* got a list of 2 arrays. Name them"
+    for combine in (aggregation.mean, aggregation.median):
+        with pytest.raises(TypeError, match=message):
+            combine([ragged, ragged])
+    with pytest.raises(TypeError, match="got a list of 2 arrays"):
+        aggregation.StreamingMean(ragged)
+    named = [{str(i): array for i, array in enumerate(update)} for update in (ragged, ragged)]
+    assert aggregation.mean(named)["1"].tolist() == [1, 1, 1]
+
+
 def test_sparse_updates_may_come_from_a_generator() -> None:
     updates = [aggregation.top_k(np.float32([k, 0, 2 * k]), 2) for k in (1, 3)]
     expected = aggregation.sparse_mean(updates, [3, 1])

@@ -312,6 +312,30 @@ def test_two_threads_adding_to_one_object() -> None:
     assert mean.result()["n"] == 23
 
 
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_every_pickle_protocol(protocol: int) -> None:
+    mean = StreamingMean({"w": np.zeros(3, np.float32), "n": np.int64(0)})
+    mean.add({"w": np.float32([1, 2, 3]), "n": np.int64(4)}, 3)
+    again = pickle.loads(pickle.dumps(mean, protocol))
+    assert again.__getstate__() == mean.__getstate__()
+    again.add({"w": np.float32([5, 6, 7]), "n": np.int64(9)})
+    assert again.result()["w"].tolist() == [2, 3, 4]
+    assert again.result()["n"] == 9
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_sums_travel_beside_a_pickle_of_protocol_5(kind) -> None:
+    mean = StreamingMean(np.zeros(10_000, np.float32))
+    mean.add(np.linspace(-1, 1, 10_000, dtype=np.float32), 3)
+    buffers: list[pickle.PickleBuffer] = []
+    small = pickle.dumps(mean, 5, buffer_callback=buffers.append)
+    assert len(small) < 1000
+    assert sum(buffer.raw().nbytes for buffer in buffers) > 10_000
+    again = pickle.loads(small, buffers=[kind(buffer.raw()) for buffer in buffers])
+    assert again.__getstate__() == mean.__getstate__()
+    assert again.result().tobytes() == mean.result().tobytes()
+
+
 def test_a_corrupt_pickle_is_refused() -> None:
     mean = streamed([np.float32([1, 2])], [2])
     state = mean.__getstate__()
