@@ -229,4 +229,7 @@ def _held_by(value: Any) -> Any:
         return [part for pair in value.items() for part in pair]
     if isinstance(value, list | set | frozenset):
         return list(value)
-    return [part for pair in getattr(value, "__dict__", {}).items() for part in pair]
+    attributes = getattr(value, "__dict__", {}).items()
+    # Python itself adds to classes what is looked up in them, such as annotations.
+    own = (pair for pair in attributes if not (isinstance(value, type) and pair[0][:2] == "__"))
+    return [part for pair in own for part in pair]

@@ -123,6 +123,17 @@ def test_a_snapshot_notices_writes(change):
     assert sum(snapshot.has_changed() for snapshot in snapshots.values()) == 1
 
 
+def test_a_snapshot_of_a_class_is_about_its_own_attributes():
+    class Counted:
+        total = 0
+
+    snapshot = Snapshot(Counted)
+    Counted.__annotations__ = {"total": int}
+    assert not snapshot.has_changed()
+    Counted.total = 1
+    assert snapshot.has_changed()
+
+
 @pytest.mark.parametrize(
     ("generator", "draw"),
     [

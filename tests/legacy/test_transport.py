@@ -2,6 +2,9 @@
 
 import copy
 import functools
+import os
+import pathlib
+import signal
 import threading
 
 import numpy as np
@@ -364,3 +367,25 @@ def test_parts_of_one_tensor_that_do_not_overlap_travel(processes):
     run(reference, 2, reproducibility="L1")
     run(other, 2, reproducibility="L1", executor=processes)
     assert digest(state_of(reference)) == digest(state_of(other))
+
+
+class DiesOnce(Client):
+    """Ends its worker in the middle of the first update."""
+
+    def update(self):
+        super().update()
+        if self.client_id == 1 and self.flag.parent.exists() and not self.flag.exists():
+            self.flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_client_whose_worker_died_is_run_again_with_the_same_bits(tmp_path, no_leaks):
+    servers = [server_of(DiesOnce), server_of(DiesOnce)]
+    for server in servers:
+        for client in server._clients:
+            client.flag = pathlib.Path(tmp_path, "died")
+    with make_executor("processes", 2, retries=1) as executor:
+        run(servers[0], 2, executor=executor, reproducibility="L1")
+    assert (tmp_path / "died").exists()
+    run(servers[1], 2, reproducibility="L1")  # it does not die again
+    assert digest(state_of(servers[0])) == digest(state_of(servers[1]))
