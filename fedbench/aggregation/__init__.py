@@ -1,8 +1,9 @@
 """Aggregation of clients' updates: layouts, the correctly rounded mean, streaming, robust rules.
 
 Every function takes torch CPU tensors, numpy arrays, state dicts of either, or updates stacked in
-one array, reads them in place, and returns the kind it was given. Using it with numpy does not
-import torch.
+one array, reads them in place, and returns the kind it was given. The mean and the robust rules
+also take tensors on a GPU: they are copied to the host and the result back, so that its bits are
+those of every other machine. Using it with numpy does not import torch.
 """
 
 from __future__ import annotations

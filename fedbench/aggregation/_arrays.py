@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedbench._native import core
+from fedbench.aggregation import _devices
 
 if TYPE_CHECKING:
     import torch
@@ -84,17 +85,18 @@ def is_array(value: object) -> bool:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def describe(value: Any, where: str) -> Buffer:
+def describe(value: Any, where: str, *, remote: bool = False) -> Buffer:
     """Return `value` as a buffer; `where` names it in errors.
 
     Strided, byte-swapped or unaligned arrays are copied once; everything else is used in place.
+    With `remote`, tensors on accelerators are copied to the host; else they are refused.
     """
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if isinstance(value, np.ndarray):
         return _describe_numpy(value, where)
     if is_tensor(value):
-        return _describe_torch(value, where)
+        return _describe_torch(value, where, remote)
     if isinstance(value, (list, tuple)) and any(is_array(part) for part in value):
         raise TypeError(
             f"{where} must be an array or a mapping of names to arrays, got a "
@@ -181,7 +183,7 @@ def _describe_numpy(value: np.ndarray[Any, Any], where: str) -> Buffer:
     return Buffer(array, array, "numpy", name, value.shape, value.size, not plain)
 
 
-def check_tensor(value: Any, where: str) -> str:
+def check_tensor(value: Any, where: str, *, remote: bool = False) -> str:
     """Return the name of a tensor's dtype; refuse tensors that the kernels cannot read."""
     if value.is_nested or value.layout is not sys.modules["torch"].strided:
         layout = "nested" if value.is_nested else value.layout
@@ -189,19 +191,21 @@ def check_tensor(value: Any, where: str) -> str:
             f"{where} must be a dense tensor, got layout {layout}. Convert it first, for example "
             "with .to_dense()."
         )
-    if not value.is_cpu:
+    elsewhere = _devices.is_remote(value)
+    if not (value.is_cpu or (remote and elsewhere)):
         raise TypeError(f"{where} must be on the CPU, got device {value.device}.")
     name = torch_dtypes().get(value.dtype) or str(value.dtype)
     _require_supported(name, where)
-    _require_memory(value, where)
+    if not elsewhere:
+        _require_memory(value, where)
     return name
 
 
-def _describe_torch(value: Any, where: str) -> Buffer:
-    name = check_tensor(value, where)
-    tensor = value
-    copied = not tensor.is_contiguous() or tensor.is_neg()
-    if copied:
+def _describe_torch(value: Any, where: str, remote: bool) -> Buffer:
+    name = check_tensor(value, where, remote=remote)
+    tensor = _devices.to_host(value) if remote and _devices.is_remote(value) else value
+    copied = tensor is not value or not tensor.is_contiguous() or tensor.is_neg()
+    if tensor is value and copied:
         tensor = tensor.detach().resolve_neg().contiguous()
     return Buffer(
         tensor.data_ptr(), tensor, "torch", name, tuple(value.shape), value.numel(), copied

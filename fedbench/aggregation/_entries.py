@@ -32,6 +32,8 @@ def entries_of(like: Any) -> tuple[list[Entry], bool]:
             for name, dtype, shape in rows
         ], True
     if isinstance(like, Mapping):
-        described = {name: describe(value, f"like[{name!r}]") for name, value in like.items()}
+        described = {
+            name: describe(value, f"like[{name!r}]", remote=True) for name, value in like.items()
+        }
         return [Entry(name, *buffer[2:6]) for name, buffer in described.items()], True
-    return [Entry(None, *describe(like, "like")[2:6])], False
+    return [Entry(None, *describe(like, "like", remote=True)[2:6])], False

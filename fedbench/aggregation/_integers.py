@@ -44,7 +44,7 @@ def from_server(server: Any, name: str, like: Buffer) -> Any:
         )
     if name not in server:
         raise LayoutError(f"server must have the entry {name!r} of the updates; it is missing.")
-    buffer = describe(server[name], f"server[{name!r}]")
+    buffer = describe(server[name], f"server[{name!r}]", remote=True)
     if buffer.shape != like.shape or buffer.dtype != like.dtype:
         raise LayoutError(
             f"server[{name!r}] must be {like.dtype} of shape {like.shape} like the updates', got "

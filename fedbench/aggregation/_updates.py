@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fedbench._native import core
+from fedbench.aggregation import _devices
 from fedbench.aggregation._arrays import (
     DTYPE_CODES,
     FLOATING,
@@ -45,6 +46,8 @@ class Entry:
     """What the kernels take, one per client."""
     owners: Sequence[Any]
     """What keeps the handles alive."""
+    device: Any = None
+    """The accelerator that the arrays are copies from, and the result goes to."""
 
     @classmethod
     def of(cls, name: str | None, values: list[Any], where: Callable[[int], str]) -> Entry:
@@ -52,10 +55,15 @@ class Entry:
         alike = describe_alike(values)
         if alike is not None:
             return cls(name, alike.first, alike.addresses, values)
-        buffers = [describe(value, where(k)) for k, value in enumerate(values)]
+        buffers = [describe(value, where(k), remote=True) for k, value in enumerate(values)]
         for k, buffer in enumerate(buffers):
             _require_like(buffer, buffers[0], where(k))
-        return cls(name, buffers[0], [b.handle for b in buffers], [b.owner for b in buffers])
+            if buffer.kind == "torch":
+                _devices.require_device(values[k], values[0].device, where(k))
+        remote = buffers[0].kind == "torch" and _devices.is_remote(values[0])
+        device = values[0].device if remote else None
+        handles, owners = [b.handle for b in buffers], [b.owner for b in buffers]
+        return cls(name, buffers[0], handles, owners, device)
 
     @cached_property
     def buffers(self) -> list[Buffer]:
@@ -67,7 +75,7 @@ class Entry:
         """Return the entry of some clients only."""
         handles, owners = ([kept[k] for k in clients] for kept in (self.handles, self.owners))
         first = self.first._replace(handle=handles[0], owner=owners[0])
-        return Entry(self.name, first, handles, owners)
+        return Entry(self.name, first, handles, owners, self.device)
 
     @property
     def kind(self) -> str:
@@ -186,7 +194,7 @@ def collect(updates: Any) -> Updates:
 
 def _collect_stack(stack: Any) -> Updates:
     if is_tensor(stack):
-        check_tensor(stack, "updates")
+        check_tensor(stack, "updates", remote=True)
     if stack.ndim < 2:
         raise ValueError(
             "updates must be a stack of shape [clients, ...], got a single array of shape "
@@ -318,7 +326,7 @@ def outputs(updates: Updates, out: Any) -> dict[str | None, Buffer]:
         if not isinstance(out, Mapping):
             raise TypeError(f"out must be a mapping like the updates, got {type(out).__name__}.")
         require_names(out, updates.names, "out", "updates[0]")
-    result = {entry.name: output(_part(out, entry.name), entry) for entry in updates.floating}
+    result = {entry.name: _output(_part(out, entry.name), entry) for entry in updates.floating}
     if out is not None:
         _check_memory(updates, out, result)
         announce_writes(result.values())
@@ -329,15 +337,25 @@ def _part(out: Any, name: str | None) -> Any:
     return out if out is None or name is None else out[name]
 
 
+def _output(array: Any, entry: Entry) -> Buffer:
+    """Return the buffer of an entry's output; for one on an accelerator, memory on the host."""
+    if array is None or entry.device is None:
+        return output(array, entry)
+    where = "out" if entry.name is None else f"out[{entry.name!r}]"
+    require_no_gradient(array, where)
+    _devices.require_target(array, entry.owners[0], entry.device, where)
+    return output(None, entry)
+
+
 def _check_memory(updates: Updates, out: Any, floating: dict[str | None, Buffer]) -> None:
     """Refuse an `out` that overlaps the updates, or itself where the updates do not."""
     targets = dict(floating)
     for entry in updates.other:
-        targets[entry.name] = output(_part(out, entry.name), entry)
+        targets[entry.name] = _output(_part(out, entry.name), entry)
     entries = {entry.name: entry for entry in updates.entries}
     for name, original in updates.tied.items():
         spec = replace(entries[original], name=name)
-        buffer, first = output(out[name], spec), targets[original]
+        buffer, first = _output(out[name], spec), targets[original]
         if address(buffer) != address(first):  # else tied like the updates
             targets[name] = buffer
     named = [("out" if n is None else f"out[{n!r}]", b) for n, b in targets.items()]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbench._native import core
-from fedbench.aggregation import _integers, _updates, _weights
+from fedbench.aggregation import _devices, _integers, _updates, _weights
 from fedbench.aggregation._arrays import DTYPE_CODES, Buffer
 from fedbench.errors import NonFiniteError
 
@@ -260,6 +260,9 @@ def assemble(
     server: Mapping[str, Any] | None,
 ) -> Any:
     if not collected.is_mapping:
+        device = collected.entries[0].device
+        if device is not None:
+            return _devices.deliver(buffers[None].owner, device, out)
         return buffers[None].owner if out is None else out
     result = {name: buffer.owner for name, buffer in buffers.items()}
     counted = np.flatnonzero(values).tolist()
@@ -269,9 +272,14 @@ def assemble(
             value = _integers.from_server(server, name, entry.first)
         else:
             value = _integers.combine([entry.buffers[k] for k in counted], integers, repr(name))
-        if out is not None:
+        if out is not None and entry.device is None:
             _integers.store(value, out[name])
         result[name] = value
+    for entry in collected.entries:
+        if entry.device is not None:
+            name = entry.name or ""
+            target = None if out is None else out[name]
+            result[name] = _devices.deliver(result[name], entry.device, target)
     if out is not None:
         for name, original in collected.tied.items():
             if out[name] is not out[original]:

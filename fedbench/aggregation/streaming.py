@@ -131,7 +131,7 @@ class StreamingMean:
         Parameters
         ----------
         update : array or mapping of arrays
-            As `like` said; read in place, never modified or kept.
+            As `like` said; read in place (from a GPU: copied), never modified or kept.
         weight : float, default 1
             Finite and not negative. An update of weight 0 is checked and contributes nothing.
 
@@ -168,7 +168,7 @@ class StreamingMean:
                 "Pass [update_0, update_1, ...], or a single update to add()."
             )
         if is_tensor(updates):
-            check_tensor(updates, "updates")
+            check_tensor(updates, "updates", remote=True)
         rows = list(updates)
         values = _weights.update_weights(weights, len(rows), "update").tolist()
         if rows:
@@ -204,7 +204,8 @@ class StreamingMean:
         buffers = []
         for entry in self._entries:
             label = where if entry.name is None else f"{where}[{entry.name!r}]"
-            buffer = describe(update if entry.name is None else update[entry.name], label)
+            value = update if entry.name is None else update[entry.name]
+            buffer = describe(value, label, remote=True)
             if buffer[2:6] != entry[1:]:
                 raise LayoutError(
                     f"{label} must be a {entry.kind} array of {entry.dtype} with shape "
@@ -239,8 +240,8 @@ class StreamingMean:
             )
             return
         name, index = self._first_nonfinite(described[refused[0]]) or (None, 0)
-        entry = "" if name is None else f" in entry {name!r}"
         which = "" if len(described) == 1 else f" {refused[0]}"
+        entry = "" if name is None else f" in entry {name!r}"
         raise NonFiniteError(
             f"updates must be finite, got NaN or infinity from update{which}{entry} at flat index "
             f"{index}. Use StreamingMean(..., nonfinite='drop') to leave out such updates, or "
@@ -313,7 +314,7 @@ class StreamingMean:
         Returns
         -------
         array or dict of arrays
-            `out`, or new arrays. The state is unchanged, more updates may follow.
+            `out`, or new arrays in host memory. The state is unchanged, more updates may follow.
 
         Raises
         ------
@@ -392,9 +393,5 @@ class StreamingMean:
 
 
 def _difference(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> str:
-    labels = ("entries", "is_mapping", "nonfinite", "integers")
-    return ", ".join(
-        f"{label} {b!r} instead of {a!r}"
-        for label, a, b in zip(labels, ours, theirs, strict=True)
-        if a != b
-    )
+    pairs = zip(("entries", "is_mapping", "nonfinite", "integers"), ours, theirs, strict=True)
+    return ", ".join(f"{label} {b!r} instead of {a!r}" for label, a, b in pairs if a != b)
