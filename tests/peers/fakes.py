@@ -29,10 +29,12 @@ def drifting(job):
     return _outcome(job, os.getpid())
 
 
+held = []
+
+
 def large(job):
-    block = np.ones(16 << 20)  # 128 MiB
-    time.sleep(0.3)
-    return _outcome(job, block[0])
+    held.append(np.ones(16 << 20))  # 128 MiB, to the end of the process: memory is looked at last
+    return _outcome(job, held[0][0])
 
 
 def failing(job):

@@ -1,6 +1,7 @@
 """The pytest-benchmark suites: their files are read, and no figures come from shared cores."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,11 @@ def run(tmp_path):
     def run_pytest(*arguments):
         command = [sys.executable, "-m", "pytest", suite, "-c", ROOT / "pyproject.toml"]
         command += ["--rootdir", tmp_path, "-p", "no:cacheprovider", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        # The tests themselves may run on several processes; the suite is told nothing of that.
+        env = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, check=False, env=env
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
