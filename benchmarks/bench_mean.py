@@ -7,6 +7,7 @@ promised ratio is missed.
 
 import argparse
 import functools
+import statistics
 import sys
 import threading
 import time
@@ -167,6 +168,27 @@ def test_state_dicts(benchmark):
     benchmark(layered_candidates()["fedbench mean, state dicts"])
 
 
+def bandwidth_candidates():
+    """The mean of ten updates beside a copy of one: what the memory gives."""
+    rows, weights = updates(*SHAPES["11.7M x 10"])
+    out, target = torch.empty_like(rows[0]), torch.empty_like(rows[0])
+    return {
+        "fedbench mean": functools.partial(aggregation.mean, rows, weights, out=out),
+        "torch copy_": functools.partial(target.copy_, rows[0]),
+    }
+
+
+def bandwidth_table(title, repeats):
+    """Gigabytes read and written per second."""
+    seconds = interleaved(bandwidth_candidates(), repeats)
+    size, clients = SHAPES["11.7M x 10"]
+    moved = {"fedbench mean": (clients + 1) * size * 4, "torch copy_": 2 * size * 4}
+    rates = {name: moved[name] / statistics.median(seconds[name]) / 1e9 for name in moved}
+    lines = [f"  {name:44s} {rate:12.1f}" for name, rate in rates.items()]
+    share = rates["fedbench mean"] / rates["torch copy_"]
+    return "\n".join([title, *lines, f"  the mean moves {share:.0%} of what a copy moves"])
+
+
 def report(title, candidates, promised, repeats):
     """Print a table; return how many promised ratios it misses."""
     seconds = interleaved(candidates, repeats)
@@ -199,13 +221,14 @@ def main():
             title = f"11.7M x 10 {dtype}, {label}: at least 10"
             promised = {"torch float() and add_": 10}
             missed += report(title, narrow_candidates(dtype), promised, options.repeats)
+        print(bandwidth_table(f"GB/s, 11.7M x 10 float32, {threads} thread(s)", options.repeats))
         seconds = interleaved(layered_candidates(), options.repeats)
-        print(table(f"ResNet-18 x 10, {label}", seconds, "fedbench mean, flat"))
+        print(table(f"ResNet-18 x 10, {label}: at most 1.05", seconds, "fedbench mean, flat"))
         relative = ratios(seconds, "fedbench mean, flat")["fedbench mean, state dicts"]
         missed += relative > 1.05
     aggregation.set_num_threads(1)
     seconds = two_threads_ratio(options.repeats)
-    print(table("two sets of 1M x 16", seconds, "one after the other"))
+    print(table("two sets of 1M x 16, microseconds: at most 0.75", seconds, "one after the other"))
     missed += ratios(seconds, "one after the other")["two Python threads"] > 0.75
     print(f"{missed} promised ratios missed ({time.strftime('%Y-%m-%d')})")
     return missed
