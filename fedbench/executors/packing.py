@@ -106,6 +106,7 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self._tied: dict[Any, torch.Tensor] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        """Return how to pickle tensors, residents, and what workers could not import."""
         kind = type(obj)
         if kind is torch.Tensor:
             return self._reduce_tensor(obj)
