@@ -128,7 +128,7 @@ def make_algorithm(name: str, **options: object) -> Algorithm:
     Parameters
     ----------
     name : str
-        A name of :data:`ALGORITHMS`, or ``"module:Class"`` of your own.
+        A name of `ALGORITHMS`, or ``"module:Class"`` of your own.
     **options : object
         Hyperparameters by name; what is left out has its default.
 
