@@ -146,7 +146,7 @@ class Client:
 
     def model_update(self) -> Update:
         """Return an update with the model's present parameters and buffers."""
-        return self.update(parameters=self.model.flat.clone())
+        return self.update(parameters=self.model.layout.empty().copy_(self.model.flat))
 
     def update(self, **tensors: Any) -> Update:
         """Return an update with these entries and the present buffers that a client sends."""
@@ -157,7 +157,8 @@ class Client:
 
     def delta(self, start: ModelState) -> Tensor:
         """Return the model's parameters minus those of `start`, a new flat tensor."""
-        return self.model.flat - start.parameters
+        delta = self.model.layout.empty()
+        return torch.sub(self.model.flat, start.parameters, out=delta)
 
 
 @dataclass(frozen=True)
