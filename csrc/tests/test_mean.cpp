@@ -125,9 +125,12 @@ TEST(every_pair_of_types) {
 TEST(sizes_around_the_tile_and_several_threads) {
     std::mt19937_64 random(4);
     set_num_threads(3);
-    for (const std::size_t size : {kMeanTile - 1, kMeanTile, kMeanTile + 1, 3 * kMeanTile + 5}) {
-        compare(size, 4, DType::float32, DType::float32, 1, 4, random);
-        compare(size, 3, DType::bfloat16, DType::bfloat16, 0, 2, random);
+    for (const std::size_t tile : {kShortTile, kMeanTile}) {
+        for (const std::size_t size : {tile - 1, tile, tile + 1, 3 * tile + 5}) {
+            compare(size, 4, DType::float32, DType::float32, 1, 4, random);
+            compare(size, 3, DType::bfloat16, DType::bfloat16, 0, 2, random);
+            compare(size, 17, DType::float32, DType::float32, 0, 4, random);
+        }
     }
     set_num_threads(1);
 }

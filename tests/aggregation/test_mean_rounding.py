@@ -99,6 +99,17 @@ def test_every_size_around_the_tile_and_vector_lengths() -> None:
         )
 
 
+@pytest.mark.parametrize("clients", [8, 9, 17])
+@pytest.mark.parametrize("weight_kind", ["equal", "counts"])
+def test_sizes_around_the_tiles_have_the_bits_of_the_stream(clients: int, weight_kind: str) -> None:
+    weights = inputs.weights(weight_kind, clients, clients)
+    for size in (2047, 2049, 8191, 8192, 8193, 16_390):
+        rows = inputs.rows("normal", clients, size, "float32", seed=size)
+        total = aggregation.StreamingMean(rows[0])
+        total.add_many(rows, weights)
+        assert aggregation.mean(rows, weights).tobytes() == total.result().tobytes()
+
+
 def test_the_order_of_clients_does_not_matter() -> None:
     rng = np.random.default_rng(0)
     for dtype in DTYPES:

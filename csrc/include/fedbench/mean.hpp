@@ -67,9 +67,11 @@
 namespace fedbench {
 
 // Coordinates per tile: long enough that the memory's streams do not restart all the time, while
-// the sums (64 KiB) stay in the second-level cache. The wide path keeps four numbers for each.
+// the sums (64 KiB) stay in the second-level cache. Short tiles, whose sums stay in the first-level
+// cache, are for what reads all clients at once and so never interrupts a stream, and for the wide
+// path, which keeps four numbers for each coordinate.
 inline constexpr std::size_t kMeanTile = 8192;
-inline constexpr std::size_t kWideTile = 2048;
+inline constexpr std::size_t kShortTile = 2048;
 
 // Results of at least this size are written past the caches.
 inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;

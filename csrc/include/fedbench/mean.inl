@@ -391,10 +391,10 @@ inline void narrow_tile(const WeightPlan& plan, const MeanSegment& segment, std:
 }
 
 struct WideTile {
-    alignas(64) double high[kWideTile];
-    alignas(64) double low[kWideTile];
-    alignas(64) double largest[kWideTile];
-    alignas(64) double smallest[kWideTile];  // of what is not zero; infinity if all is
+    alignas(64) double high[kShortTile];
+    alignas(64) double low[kShortTile];
+    alignas(64) double largest[kShortTile];
+    alignas(64) double smallest[kShortTile];  // of what is not zero; infinity if all is
 };
 
 FEDBENCH_INLINE void add_exactly(f64v& high, f64v& low, f64v term) {
@@ -542,7 +542,8 @@ inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::
     bool finite = true;
     Unproved unproved;
     const bool wide = segment.dtype == DType::float64 || segment.out_dtype == DType::float64;
-    const std::size_t tile = wide ? kWideTile : kMeanTile;
+    const bool at_once = plan.clients.size() <= kGroup;
+    const std::size_t tile = wide || at_once ? kShortTile : kMeanTile;
     for (std::size_t offset = begin; offset < end; offset += tile) {
         const std::size_t size = std::min(tile, end - offset);
         auto* out = static_cast<std::byte*>(segment.out) + offset * item_size(segment.out_dtype);
