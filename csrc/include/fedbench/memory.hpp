@@ -17,7 +17,7 @@ class BufferPool {
   public:
     static constexpr std::size_t kHugePage = std::size_t{1} << 21;
     // What unused blocks may keep from the system, all together.
-    static constexpr std::size_t kMaxKept = std::size_t{256} << 20;
+    static constexpr std::size_t kMaxKept = std::size_t{512} << 20;
 
     // At least `bytes` bytes, aligned to a huge page, with unspecified content.
     void* allocate(std::size_t bytes) {
