@@ -7,11 +7,14 @@ only and a new measurement changes none of them.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
+
+_NUMBER = re.compile(r"\d[\d.]*e[-+]?\d+")  # its exponent is no word
 
 
 def has_words(element: nodes.Element) -> bool:
@@ -20,7 +23,7 @@ def has_words(element: nodes.Element) -> bool:
         if isinstance(child, nodes.literal | nodes.math):
             continue
         if isinstance(child, nodes.Text):
-            if any(letter.isalpha() for letter in child.astext()):
+            if any(letter.isalpha() for letter in _NUMBER.sub("", child.astext())):
                 return True
         elif has_words(child):
             return True
