@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import zlib
 from collections.abc import Sequence
 from os import PathLike
@@ -74,10 +75,13 @@ def load_table(
     """
     file = existing_file("path", path)
     table = _read(file)
+    # Before features are chosen: a misspelt target would leave the real one among the inputs.
+    _check_columns(file, table, [target, *([] if client is None else [client])])
     if features is None:
         features = [name for name in table.columns if name not in (target, client)]
     if not features:
         raise malformed(file, "", "must have columns for the inputs, got none", "Pass features=")
+    _check_columns(file, table, features)
     inputs = _inputs(file, table, features)
     keys = None if client is None else _client_keys(file, table, client)
     names = None if regression else _class_names(file, table, target)
@@ -88,6 +92,7 @@ def load_table(
         )
     test_file = existing_file("test", test)
     test_table = _read(test_file)
+    _check_columns(test_file, test_table, [target, *features])
     test_targets, _ = _targets(test_file, test_table, target, names, regression, num_classes)
     return ArrayDataset(
         torch.from_numpy(inputs),
@@ -118,12 +123,20 @@ def _read(file: Path) -> pd.DataFrame:
     return table
 
 
+def _check_columns(file: Path, table: pd.DataFrame, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in table.columns:
+            known = ", ".join(map(repr, table.columns))
+            close = difflib.get_close_matches(str(name), map(str, table.columns), n=1)
+            raise malformed(
+                file,
+                f"column {name!r}",
+                f"must be in the file, which has {known}",
+                f"Did you mean {close[0]!r}?" if close else "Check the name",
+            )
+
+
 def _column(file: Path, table: pd.DataFrame, name: str) -> pd.Series:
-    if name not in table.columns:
-        known = ", ".join(map(repr, table.columns))
-        raise malformed(
-            file, f"column {name!r}", f"must be in the file, which has {known}", "Check the name"
-        )
     column = table[name]
     missing = np.flatnonzero(column.isna())
     if len(missing):

@@ -321,6 +321,27 @@ def test_wrong_tables_are_refused_with_row_and_column(csv, text, message):
         load_table(csv(text), target="label", client="client")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "labl"}, "column 'labl': must be in the file.*Did you mean 'label'"),
+        ({"target": "label", "client": "cleint"}, "column 'cleint'.*Did you mean 'client'"),
+        ({"target": "label", "features": ["x1", "weigth"]}, "'weigth'.*Did you mean 'weight'"),
+        ({"target": "class_of_it"}, "column 'class_of_it'.*Check the name"),
+    ],
+)
+def test_a_misspelt_column_is_named_before_any_value_is_read(csv, options, message):
+    path = csv("x1,weight,label,client\n1,?,cat,a\n2,?,dog,b\n")
+    with pytest.raises(DataFormatError, match=message):
+        load_table(path, **options)
+
+
+def test_a_column_that_the_test_rows_lack_is_named(csv):
+    train = csv("a,label\n1,0\n2,1\n")
+    with pytest.raises(DataFormatError, match=r"test.csv: column 'a'.*which has 'b', 'label'"):
+        load_table(train, csv("b,label\n?,0\n", "test.csv"), target="label")
+
+
 def test_test_rows_must_have_the_training_classes(csv):
     train = csv(CSV)
     with pytest.raises(DataFormatError, match=r"row 0, column 'label'.*cat, dog, got 'cow'"):
