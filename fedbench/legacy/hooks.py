@@ -64,8 +64,10 @@ def check_client(client: Any, *, hooks: Sequence[str]) -> None:
 
 def _check_hook(node: Any, role: str, hook: str) -> None:
     if not any(callable(getattr(node, name, None)) for name in (f"_{hook}", hook)):
+        # Loops know this one by the name of its wrapper.
+        shown = f"_{hook}" if hook == "sample_clients" else hook
         raise TypeError(
-            f"the {role} must have the hook {hook}(), got {type(node).__name__} without it. "
+            f"the {role} must have the hook {shown}(), got {type(node).__name__} without it. "
             f"fedbench.legacy runs objects with communicate, update, train and evaluate."
         )
 

@@ -256,7 +256,7 @@ def test_what_is_no_such_server_is_refused(change, error, words):
 
 def test_an_object_without_hooks_is_refused():
     with pytest.raises(
-        TypeError, match=r"server must have the hook sample_clients\(\), got object"
+        TypeError, match=r"server must have the hook _sample_clients\(\), got object"
     ):
         run(object(), 1)
 
