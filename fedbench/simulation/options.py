@@ -147,16 +147,16 @@ class SimulationOptions:
 
     def changed(self) -> dict[str, str]:
         """Return the options that are not the default, as text that tells them apart."""
+        return {name: described(getattr(self, name)) for name in self._changed_names()}
+
+    def _changed_names(self) -> list[str]:
         plain = SimulationOptions()
-        return {
-            field.name: described(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(plain, field.name)
-        }
+        names = [field.name for field in dataclasses.fields(self)]
+        return [name for name in names if getattr(self, name) != getattr(plain, name)]
 
     def refuse_for(self, algorithm: Algorithm) -> None:
         """Raise ``ValueError`` if `algorithm` cannot honour one of these options."""
-        wrong = sorted(algorithm.unsupported & self.changed().keys())
+        wrong = sorted(algorithm.unsupported.intersection(self._changed_names()))
         if wrong:
             raise ValueError(
                 f"{wrong[0]} must be left out with {type(algorithm).__name__}, which does not "

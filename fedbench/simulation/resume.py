@@ -18,6 +18,7 @@ from fedbench.simulation.checkpoint import (
     write_checkpoint,
 )
 from fedbench.simulation.history import History, RoundRecord
+from fedbench.training import described
 
 if TYPE_CHECKING:
     from fedbench.simulation.simulation import Simulation
@@ -93,7 +94,7 @@ def _identity(simulation: Simulation) -> dict[str, Any]:
     shapes = simulation.model_state().items()
     return {
         "workload": workload.name,
-        "algorithm": repr(simulation.algorithm),
+        "algorithm": described(simulation.algorithm),
         "seed": simulation.seed,
         "reproducibility": str(simulation.level),
         "cohort_size": simulation.cohort_size,

@@ -1,6 +1,7 @@
 """Local work of a client: one model per worker, flat parameters, batches by index."""
 
-from fedbench.training.components import described, made
+from fedbench.training.components import made
+from fedbench.training.descriptions import described
 from fedbench.training.evaluation import EvaluationSums, evaluate_batches
 from fedbench.training.exchange import Exchange, Roles
 from fedbench.training.local_sgd import (

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import hashlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from fedbench.registry import Registry
 
-__all__ = ["described", "made"]
-
-_LONGEST = 500
-"""Characters of a value, beyond which a digest tells it apart."""
+__all__ = ["made"]
 
 
 def made(registry: Registry[Any], chosen: Any) -> Any:
@@ -33,7 +27,8 @@ def made(registry: Registry[Any], chosen: Any) -> Any:
     UnknownNameError
         If the registry has no such name.
     TypeError
-        If there is no such option; the message lists those there are.
+        If there is no such option, the message then lists those there are, or if one that has no
+        default is missing.
     ValueError
         If an option is out of its range.
     """
@@ -49,38 +44,21 @@ def made(registry: Registry[Any], chosen: Any) -> Any:
             f"{', '.join(map(repr, registry))}."
         )
     target = registry.load(name)
-    known = list(inspect.signature(target).parameters)
+    parameters = inspect.signature(target).parameters
+    known = list(parameters)
     unknown = sorted(options.keys() - set(known))
     if unknown:
         raise TypeError(
             f"{registry.kind} {name!r} has no option {', '.join(map(repr, unknown))}. "
             f"It has {', '.join(map(repr, known)) or 'none'}."
         )
+    for parameter in parameters.values():
+        if parameter.default is parameter.empty and parameter.name not in options:
+            raise TypeError(
+                f"{registry.kind}.{parameter.name} is missing: {name!r} needs it. "
+                f"Pass {{'name': {name!r}, {parameter.name!r}: ...}}."
+            )
     try:
         return target(**options)
     except TypeError as error:
         raise TypeError(f"{registry.kind} {name!r}: {error}.") from error
-
-
-def described(part: Any) -> str:
-    """Return a text that is the same in every process: for functions their place and name."""
-    if isinstance(part, functools.partial):
-        options = [
-            *map(described, part.args),
-            *(f"{name}={described(value)}" for name, value in part.keywords.items()),
-        ]
-        return f"{described(part.func)}({', '.join(options)})"
-    if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        fields = [
-            f"{field.name}={described(getattr(part, field.name))}"
-            for field in dataclasses.fields(part)
-            if field.repr
-        ]
-        return f"{type(part).__qualname__}({', '.join(fields)})"
-    name = getattr(part, "__qualname__", None)
-    if name is not None:
-        return f"{part.__module__}:{name}"
-    text = repr(part)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:20]}... ({hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedbench.registry import Entry, Registry
-from fedbench.training.components import described
+from fedbench.training.descriptions import described
 
 __all__ = ["OPTIMIZERS", "MakeOptimizer", "resolve_optimizer"]
 
@@ -62,7 +62,7 @@ def resolve_optimizer(chosen: Any) -> MakeOptimizer | None:
         )
         # YAML has no tuples.
         options = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
-        chosen = functools.partial(known, **options)
+        chosen = functools.partial(known, **options) if options else known
     if not callable(chosen):
         raise TypeError(
             f"optimizer must be a name, a mapping with a name and options, or a function of "

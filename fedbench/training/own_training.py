@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.data import ClientData
-from fedbench.training.components import described
+from fedbench.training.descriptions import described
 from fedbench.training.worker_model import WorkerModel
 
 __all__ = ["OwnTraining", "run_own_training"]
