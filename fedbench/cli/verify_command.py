@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,8 @@ Examples:
   fedbench verify --workload digits-mlp --reference here.json   (elsewhere)
 
 my_loop is a generator function that yields the server's state dict after each
-round; only the server's model is then compared.
+round; only the server's model is then compared. It is called with seed=SEED if
+it takes a seed, without arguments otherwise (then only seed 0 can be verified).
 
 The exit code is 0 if every candidate has the bits of the reference, else 1;
 the first difference is named: round, phase, client and entry.
@@ -111,7 +111,7 @@ def verify(
         WORKLOADS.entry(workload)
         options = {
             "algorithm": None if algorithm is None else _algorithm(algorithm),
-            "reference": _reference(reference),
+            "reference": _reference(reference, seed),
             "candidates": _candidates(backends, workers or (1, 2), delays=delays),
             "rounds": rounds,
             "seed": seed,
@@ -148,9 +148,10 @@ def _algorithm(name: str) -> str | Algorithm:
     return make_algorithm(name)
 
 
-def _reference(name: str) -> Candidate | Loop | Trace:
+def _reference(name: str, seed: int) -> Candidate | Loop | Trace:
     from fedbench.executors import EXECUTORS
     from fedbench.verification import Candidate, read_trace
+    from fedbench.verification.harness import seeded_loop
 
     if name.endswith(".json"):
         try:
@@ -163,17 +164,7 @@ def _reference(name: str) -> Candidate | Loop | Trace:
     loop = own_code("reference", name)
     if not callable(loop):
         raise TypeError(f"reference must be a generator function, got {name!r}.")
-    needed = [
-        name
-        for name, parameter in inspect.signature(loop).parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if needed:
-        raise TypeError(
-            f"reference must be a generator function without arguments, got {name!r}, which needs "
-            f"{', '.join(needed)}. Give them defaults, or wrap it in a function without any."
-        )
+    seeded_loop(loop, seed)  # refuses one that cannot be called
     found: Loop = loop
     return found
 

@@ -11,6 +11,9 @@ import torch
 
 __all__ = ["Difference", "first_difference"]
 
+_SHOWN_ULPS = 2**20
+"""Above this many ulps, a difference is told as a plain number too (16 bits have fewer)."""
+
 _BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -141,11 +144,23 @@ def _arrays(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any], path: str) 
     if left.dtype.kind in "fV":
         ulps = int(_ulps(a[different], b[different]))
         what += f", by at most {ulps} ulp{'s' if ulps != 1 else ''}"
+        if ulps > _SHOWN_ULPS:
+            what += _largest_distance(*(side.reshape(-1)[different] for side in (left, right)))
     if left.dtype.kind != "V":
         first = int(different[0])
         x, y = left.reshape(-1)[first], right.reshape(-1)[first]
         what += f" (element {first}: {x!s} against {y!s})"
     return path, what, left.size, len(different), ulps
+
+
+def _largest_distance(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> str:
+    """Return the words for the largest absolute difference; empty if no pair is finite."""
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    finite = np.isfinite(left) & np.isfinite(right)
+    if not finite.any():
+        return ""
+    with np.errstate(over="ignore"):
+        return f", by at most {np.abs(left[finite] - right[finite]).max():.6g} in value"
 
 
 def _ulps(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> int:

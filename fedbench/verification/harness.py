@@ -6,6 +6,8 @@ arises, with the values of both sides at hand.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -26,9 +28,9 @@ from fedbench.workloads import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Candidate", "Verification", "verify"]
+__all__ = ["Candidate", "Verification", "seeded_loop", "verify"]
 
-Loop = Callable[[], Iterator[Mapping[str, Tensor]]]
+Loop = Callable[..., Iterator[Mapping[str, Tensor]]]
 """A hand-written loop: a generator that yields the server's state dict after each round."""
 
 
@@ -137,8 +139,9 @@ def verify(
         Replaces the workload's algorithm.
     reference : Candidate or callable, optional
         ``Candidate("sequential")`` by default. A callable is a hand-written loop: a generator
-        function that yields the server's state dict (names to tensors) after each round; only
-        the server's model is then compared. A :class:`Trace` is a run of the same job made
+        function that yields the server's state dict (names to tensors) after each round; it is
+        called with ``seed=seed`` if it takes a `seed`, otherwise without arguments. Only the
+        server's model is then compared. A :class:`Trace` is a run of the same job made
         elsewhere, of which only the digests are known.
     candidates : sequence of Candidate, optional
         By default every registered backend with one and two workers, delayed.
@@ -162,7 +165,9 @@ def verify(
     TraceError
         If the trace is of another job or has too few rounds.
     ValueError
-        If a hand-written loop ends before the last round.
+        If a hand-written loop ends before the last round, or takes no `seed` and `seed` is not 0.
+    TypeError
+        If a hand-written loop needs other arguments.
 
     Examples
     --------
@@ -171,6 +176,8 @@ def verify(
     >>> result.identical
     True
     """
+    if callable(reference):
+        seeded_loop(reference, seed)  # refused before anything is started
     chosen = _default_candidates() if candidates is None else list(candidates)
     sides = {candidate: _Side(workload, algorithm, candidate, seed) for candidate in chosen}
     first = Candidate("sequential") if reference is None else reference
@@ -312,7 +319,45 @@ def _source(
         return _observed_rounds(_Side(workload, algorithm, reference, seed))
     if isinstance(reference, Trace):
         return reference.observed_rounds()
-    return _loop_rounds(reference)
+    return _loop_rounds(seeded_loop(reference, seed))
+
+
+def seeded_loop(loop: Loop, seed: int) -> Callable[[], Iterator[Mapping[str, Tensor]]]:
+    """Return a hand-written loop with the seed of the simulations that it is compared with.
+
+    Raises
+    ------
+    ValueError
+        If it takes no `seed` and `seed` is not 0: it cannot follow the simulations then.
+    TypeError
+        If it needs other arguments.
+    """
+    parameters = inspect.signature(loop).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    takes_seed = any(
+        p.kind is p.VAR_KEYWORD or (p.name == "seed" and p.kind in by_keyword) for p in parameters
+    )
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in variadic and not (takes_seed and p.name == "seed")
+    ]
+    if needed:
+        raise TypeError(
+            f"reference must be a generator function without arguments, or of seed alone, got "
+            f"{_name_of(loop)!r}, which needs {', '.join(needed)}. Give them defaults, or wrap it "
+            f"in a function without them."
+        )
+    if takes_seed:
+        return functools.partial(loop, seed=seed)
+    if seed != 0:
+        raise ValueError(
+            f"seed must be 0 with a hand-written loop that takes no seed, got {seed} with "
+            f"{_name_of(loop)!r}. Give the function a parameter seed=0, and derive its random "
+            f"numbers from it."
+        )
+    return loop
 
 
 def _name_of(reference: Candidate | Loop | Trace) -> str:
@@ -320,7 +365,8 @@ def _name_of(reference: Candidate | Loop | Trace) -> str:
         return str(reference)
     if isinstance(reference, Trace):
         return "trace"
-    return f"{reference.__module__}:{getattr(reference, '__qualname__', repr(reference))}"
+    module = getattr(reference, "__module__", "")
+    return f"{module}:{getattr(reference, '__qualname__', repr(reference))}"
 
 
 def _job(simulation: Simulation) -> dict[str, Any]:

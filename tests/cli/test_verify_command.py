@@ -162,6 +162,19 @@ def test_a_reference_that_wants_arguments_is_refused(capsys, own_module, tmp_pat
     assert "without arguments" in capsys.readouterr().err
 
 
+def test_the_seed_reaches_the_loop_or_is_refused(capsys, own_module, tmp_path):
+    arguments = [*CHEAP, "--workers", "1", "--reference", f"{own_module}:loop"]
+    assert run([*arguments, "--seed", "3"]) == 2
+    error = capsys.readouterr().err
+    assert "seed must be 0 with a hand-written loop that takes no seed, got 3" in error
+    assert f"{own_module}:loop" in error
+    name = f"{own_module}_seeded"
+    text = MODULE.replace("def loop()", "def loop(*, seed)").replace('greg")', 'greg", seed=seed)')
+    (tmp_path / f"{name}.py").write_text(text)
+    arguments[-1] = f"{name}:loop"
+    assert run([*arguments, "--seed", "3"]) == 0
+
+
 def test_traces_of_other_machines_and_jobs_are_refused(capsys, tmp_path):
     trace = tmp_path / "there.json"
     arguments = [*CHEAP, "--workers", "2"]

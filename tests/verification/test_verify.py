@@ -1,6 +1,8 @@
 import dataclasses
 import itertools
+import re
 import threading
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -50,6 +52,20 @@ def test_values_are_shown_as_plain_numbers():
     assert difference(left, right).what.endswith("(element 1: 0.1 against 0.2)")
     assert "(element 0: 7 against 8)" in difference(torch.tensor([7]), torch.tensor([8])).what
     assert difference(np.int64(3), np.int64(4)).what == "3 against 4"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_many_ulps_are_told_as_a_number_too(dtype):
+    left = torch.tensor([0.0, 2.0, float("nan")], dtype=torch.float32).to(dtype)
+    right = torch.tensor([0.0, -0.5, 1.0], dtype=torch.float32).to(dtype)
+    found = difference(left, right)
+    shown = found.max_ulps > 2**20
+    assert shown == (dtype is not torch.bfloat16)  # its 65536 values are fewer than that
+    assert (", by at most 2.5 in value" in found.what) == shown
+    near = difference(torch.tensor([1.0]), torch.tensor([1.125]))  # 2 ** 20 ulps
+    assert (near.max_ulps, "in value" in near.what) == (2**20, False)
+    nothing = difference(torch.tensor([float("inf")]), torch.tensor([1.0]))
+    assert "in value" not in nothing.what
 
 
 def test_signed_zeros_differ_by_a_bit_and_no_ulp():
@@ -222,3 +238,27 @@ def test_a_loop_that_ends_early_is_an_error():
             candidates=[THREADS],
             rounds=2,
         )
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_loop_of_the_guide_matches_for_every_seed(seed):
+    page = Path(__file__).parents[2] / "docs" / "guide" / "verification.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    [code] = [block for block in blocks if "def train(seed" in block]
+    names = {}
+    exec(code, names)
+    one = Candidate("sequential")
+    result = verify("digits-mlp", reference=names["train"], candidates=[one], rounds=1, seed=seed)
+    assert result.identical, result.differences
+
+
+def test_a_loop_without_a_seed_is_refused_unless_it_is_zero():
+    def unseeded():
+        return loop_of(Simulation(tiny_workload()))
+
+    with pytest.raises(ValueError, match=r"seed must be 0 .* got 2 with .*unseeded"):
+        verify(tiny_workload(), reference=unseeded, candidates=[THREADS], seed=2)
+    with pytest.raises(TypeError, match="which needs rounds"):
+        verify(tiny_workload(), reference=lambda rounds, seed: loop_of(None), candidates=[THREADS])
+    with pytest.raises(TypeError, match="which needs seed"):
+        verify(tiny_workload(), reference=lambda seed, /: loop_of(None), candidates=[THREADS])
