@@ -65,13 +65,17 @@ class ParameterLayout:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad and name not in without
         ]
+        if not trainable:
+            raise LayoutError(
+                "the model must have at least one trainable parameter that is shared, got none. "
+                "Leave one out of personal and frozen, with requires_grad=True."
+            )
         dtypes = sorted({str(p.dtype) for _, p in trainable})
         if len(dtypes) != 1:
             raise LayoutError(
                 f"the trainable parameters of the model must be of exactly one dtype, got "
-                f"{', '.join(dtypes) or 'no trainable parameter that is shared'}. Convert the "
-                f"model, for example with model.float(), or freeze parameters with "
-                f"requires_grad_(False)."
+                f"{', '.join(dtypes)}. Convert the model, for example with model.float(), or "
+                f"freeze parameters with requires_grad_(False)."
             )
         dtype = trainable[0][1].dtype
         step = ALIGNMENT // dtype.itemsize

@@ -111,7 +111,8 @@ def test_tied_entries_stay_tied():
         (make_model, {"frozen": ["9.*"]}, ValueError, "'9.*' matches none"),
         (make_model, {"frozen": ["0.*"], "personal": ["*.bias"]}, ValueError, "'0.bias' in both"),
         (Tied, {"personal": ["head.*"]}, ValueError, "'embed.weight' without|'head.weight'"),
-        (make_model, {"personal": ["*"]}, LayoutError, "no trainable parameter that is shared"),
+        (make_model, {"personal": ["*"]}, LayoutError, "shared, got none. Leave one out of pers"),
+        (make_model, {"frozen": ["*.*"]}, LayoutError, "at least one trainable parameter that is"),
     ],
 )
 def test_patterns_that_do_not_fit_the_model_are_refused(model, options, error, words):

@@ -43,7 +43,7 @@ def test_pack_names_the_missing_and_the_misshapen_parameter():
 def test_models_of_several_dtypes_or_without_trainable_parameters_are_refused():
     with pytest.raises(LayoutError, match=r"torch\.float32, torch\.float64"):
         ParameterLayout.of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1).double()))
-    with pytest.raises(LayoutError, match="no trainable parameter"):
+    with pytest.raises(LayoutError, match="at least one trainable parameter"):
         ParameterLayout.of(nn.ReLU())
 
 
