@@ -185,7 +185,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "fedbench"
-        return _complain(path, f"{error.format_message()} Try '{path} --help'.", EXIT_USAGE)
+        return _complain(
+            path, f"{_sentence(error.format_message())} Try '{path} --help'.", EXIT_USAGE
+        )
     except (click.Abort, KeyboardInterrupt):
         return _complain("fedbench", "interrupted.", EXIT_INTERRUPTED)
     except OutputError as error:
@@ -193,7 +195,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ClientTaskError as error:
         from fedbench.cli.failures import where
 
-        return _complain("fedbench", f"{error}{where(error)} {error.help}", EXIT_FAILURE)
+        cause = error.__cause__
+        told = cause if isinstance(cause, FedbenchError) else error
+        return _complain("fedbench", f"{error}{where(error)} {told.help}", EXIT_FAILURE)
     except FedbenchError as error:
         return _complain("fedbench", f"{error} {error.help}", EXIT_FAILURE)
     except OSError as error:
@@ -203,6 +207,11 @@ def _run(arguments: Sequence[str] | None) -> int:
         reason = f"cannot write to the standard output: {error.strerror}."
         return _complain("fedbench", f"{reason} Free some space or send it elsewhere.", EXIT_USAGE)
     return code if isinstance(code, int) else 0
+
+
+def _sentence(text: str) -> str:
+    text = text.rstrip()
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _complain(command: str, message: str, code: int) -> int:

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedbench.errors import ClientTaskError, ExecutorError, TaskTimeoutError, WorkerDiedError
+from fedbench.errors import (
+    ClientTaskError,
+    ExecutorError,
+    FedbenchError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
 from fedbench.executors.guard import Guarded
 from fedbench.executors.nesting import in_client_task
 
@@ -172,7 +178,10 @@ def build_error(
         if also:
             error.add_note(also.strip())
         return error, None
-    summary = "".join(traceback.format_exception_only(error)).strip()
+    lines = traceback.format_exception_only(error)
+    if isinstance(error, FedbenchError):  # whose help stands in its own traceback, above this one's
+        lines = [line for line in lines if line.rstrip() != error.help]
+    summary = "".join(lines).strip()
     task_error = ClientTaskError(
         f"{name_task(ticket.index, ticket.item)} {failure.action} on backend {backend!r}: "
         f"{summary}{also}",

@@ -1,11 +1,12 @@
 """The contract of all executors, on every backend: failures."""
 
+import sys
 import threading
 import time
 
 import pytest
 
-from fedbench.errors import ClientTaskError
+from fedbench.errors import ClientTaskError, LayoutError
 
 from .tasks import Order, TwoArgumentError, fail_at_three, square
 
@@ -28,6 +29,16 @@ def test_a_failing_task_is_named_by_its_client_id(executor):
     with pytest.raises(ClientTaskError, match=r"client task 0 \(client_id 17\)") as caught:
         executor.map(fail, [Order(17)])
     assert caught.value.item == 17
+
+
+def test_the_help_of_the_cause_stays_with_the_cause(executor):
+    def fail(item):
+        raise LayoutError("another model.")
+
+    with pytest.raises(ClientTaskError) as caught:
+        executor.map(fail, [0])
+    assert str(caught.value).endswith("fedbench.errors.LayoutError: another model.")
+    assert caught.value.__cause__.__notes__ == [caught.value.__cause__.help]
 
 
 def test_imap_raises_the_failure(executor):
@@ -120,6 +131,19 @@ def test_an_exception_of_a_class_made_in_the_task_arrives(executor):
     with pytest.raises(ClientTaskError, match="OnlyThereError: made in the task") as caught:
         executor.map(fail, range(2))
     assert type(caught.value.__cause__).__name__ in {"OnlyThereError", "RemoteError"}
+
+
+def test_an_exception_that_exits_when_it_is_unpickled_arrives(executor):
+    class ExitingError(Exception):
+        def __reduce__(self):
+            return sys.exit, (7,)
+
+    def fail(item):
+        raise ExitingError("leaves nothing behind")
+
+    with pytest.raises(ClientTaskError, match="ExitingError: leaves nothing behind"):
+        executor.map(fail, range(2))
+    assert executor.map(square, [3]) == [9]
 
 
 def test_a_generator_that_raises_ends_the_map_with_its_error(executor):
