@@ -32,6 +32,7 @@ class Ditto(FedAvg):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     lam: float = hyperparameter(0.1, low=0.0)
 

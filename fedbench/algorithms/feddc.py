@@ -50,6 +50,7 @@ class FedDC(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     alpha: float = hyperparameter(0.1, low=0.0)
     drift: Literal["paper", "scaffold"] = hyperparameter("paper", choices=("paper", "scaffold"))

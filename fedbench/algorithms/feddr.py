@@ -52,6 +52,7 @@ class FedDR(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     eta: float = hyperparameter(1.0, above=0.0)
     alpha: float = hyperparameter(1.95, above=0.0, high=2.0)

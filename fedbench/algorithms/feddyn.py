@@ -43,6 +43,7 @@ class FedDyn(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     alpha: float = hyperparameter(0.1, above=0.0)
 

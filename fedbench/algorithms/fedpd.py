@@ -48,7 +48,7 @@ class FedPD(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
-    unsupported: ClassVar[frozenset[str]] = frozenset({"compression"})
+    unsupported: ClassVar[frozenset[str]] = frozenset({"compression", "train"})
 
     eta: float = hyperparameter(1.0, above=0.0)
     skip: float = hyperparameter(0.0, low=0.0, below=1.0)

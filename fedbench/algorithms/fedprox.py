@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedbench.algorithms.base import hyperparameter
 from fedbench.algorithms.fedavg import FedAvg
@@ -29,6 +29,8 @@ class FedProx(FedAvg):
     mu : float
         Strength of the pull, at least 0.
     """
+
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     mu: float = hyperparameter(0.01, low=0.0)
 

@@ -38,6 +38,7 @@ class FedSplit(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     s: float = hyperparameter(1.0, above=0.0)
 

@@ -50,7 +50,7 @@ class FPFC(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
-    unsupported: ClassVar[frozenset[str]] = frozenset({"compression"})
+    unsupported: ClassVar[frozenset[str]] = frozenset({"compression", "train"})
 
     rho: float = hyperparameter(1.0, above=0.0)
     lam: float = hyperparameter(1.0, low=0.0)

@@ -47,7 +47,7 @@ class ProxSkip(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
-    unsupported: ClassVar[frozenset[str]] = frozenset({"compression"})
+    unsupported: ClassVar[frozenset[str]] = frozenset({"compression", "train"})
 
     p: float = hyperparameter(0.5, above=0.0, high=1.0)
 

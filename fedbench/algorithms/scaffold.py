@@ -47,6 +47,7 @@ class Scaffold(Algorithm):
     """
 
     stateful: ClassVar[bool] = True
+    unsupported: ClassVar[frozenset[str]] = frozenset({"train"})
 
     server_lr: float = hyperparameter(1.0, above=0.0)
     option: Literal["I", "II"] = hyperparameter("II", choices=("I", "II"))

@@ -209,6 +209,20 @@ def test_replaced_parameters_and_missing_losses_are_refused():
         run_own(lambda model, data, rng: None)
 
 
+@pytest.mark.parametrize("exchange", [None, Exchange(personal=["2.*"])])
+@pytest.mark.parametrize("name", ["0.weight", "2.bias"])
+def test_a_parameter_of_another_shape_is_refused(exchange, name):
+    def shrinks(model, data, rng):
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data[:1].clone()
+        return 0.0
+
+    worker = WorkerModel(make_model(), exchange)
+    work = LocalWork(train=shrinks)
+    with pytest.raises(LayoutError, match=f"the shape of '{name}' must stay .*, got .1"):
+        local_sgd(worker, make_data(), work, CROSS_ENTROPY, generators)
+
+
 def test_a_function_of_the_user_does_not_know_the_terms_of_an_algorithm():
     with pytest.raises(ValueError, match="train must be left out"):
         run_own(own_training, proximal=0.1, anchor=torch.zeros(3))
@@ -250,7 +264,8 @@ def test_schedules():
     ("chosen", "error", "words"),
     [
         ("cosinus", ValueError, "Did you mean 'cosine'"),
-        ("cosine", TypeError, "'cosine'.*rounds"),
+        ("cosine", TypeError, r"schedule\.rounds is missing: 'cosine' needs it\. Pass \{'name'"),
+        ({"name": "step", "gamma": 0.5}, TypeError, r"schedule\.every is missing: 'step' needs"),
         ({"name": "step", "every": 0}, ValueError, "every must be an integer of at least 1"),
         ({"name": "step", "everi": 1}, TypeError, "no option 'everi'. It has 'every', 'gamma'"),
         ({"name": "cosine", "rounds": 3, "floor": 2.0}, ValueError, "floor must be at most 1"),
