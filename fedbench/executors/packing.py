@@ -258,7 +258,9 @@ def _survives(value: Any) -> bool:
     try:
         payload, buffers = pack(value)
         return type(unpack(payload, buffers)) is expected
-    except Exception:  # noqa: BLE001 - user code runs in pickling; any error means no
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - user code runs in pickling; even sys.exit() means no
         return False
 
 
