@@ -90,6 +90,7 @@ class WorkerModel:
             name: tensor.detach() for name, tensor in state.items() if id(tensor) not in placed
         }
         self.sent = [name for name in self._carried if name not in roles.withheld]
+        self._shapes = {name: tensor.shape for name, tensor in state.items()}
         self._own = {name: state[name].detach() for name in roles.own}
         self._first = self._own_entries()
         self._requires_grad: list[tuple[Tensor, bool]] = [
@@ -173,13 +174,19 @@ class WorkerModel:
         Raises
         ------
         LayoutError
-            If the module has other parameters than before.
+            If the module has other parameters than before, or one of another shape.
         """
         if [id(p) for p, _ in self._requires_grad] != [id(p) for p in self.module.parameters()]:
             raise LayoutError(
                 "the parameters of the model must stay the same objects, but some were replaced. "
                 "Change them in place, for example with parameter.copy_(...) under no_grad()."
             )
+        for name, tensor in self.module.state_dict().items():
+            if tensor.shape != self._shapes.get(name, tensor.shape):
+                raise LayoutError(
+                    f"the shape of {name!r} must stay {tuple(self._shapes[name])}, got "
+                    f"{tuple(tensor.shape)}. Change the entries of the model in place."
+                )
         for parameter, requires_grad in self._requires_grad:
             parameter.requires_grad_(requires_grad)
         with torch.no_grad():
