@@ -78,7 +78,7 @@ bench-smoke: $(TEST_READY) ## run every benchmark once, untimed
 
 .PHONY: pytest
 pytest: $(TEST_READY) ## Python tests except the slow ones (ARGS=... for pytest)
-	$(BIN)/pytest -m "not slow" -p no:benchmark -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -m "not slow" -p no:benchmark -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 ##@ More
 

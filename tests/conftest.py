@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: executors, and checks that nothing is left behind."""
 
 import importlib.util
+import re
 import signal
 import time
 from pathlib import Path
@@ -17,21 +18,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """Let pytest-xdist keep together what shares something dear, and begin with the longest.
+    """Begin with the groups that take longest; stable, so nothing else changes."""
+    order = {"packaging": 0, "ray": 1}
+    items.sort(key=lambda item: order.get(_group(item.nodeid), 2))
 
-    The build of the wheel and the tests on Ray, of which one cluster serves all, are a group each;
-    the rest goes file by file.
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let pytest-xdist run together what shares something dear.
+
+    The tests of the built wheel and those on Ray, of which one cluster serves all, are a group
+    each; the rest goes file by file.
     """
-    items.sort(key=_rank)  # stable, so nothing else changes
-    for item in items:
-        group = ("packaging", "ray", item.nodeid.partition("::")[0])[_rank(item)]
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return _group(nodeid)
+
+    return ByGroup(config, log)
 
 
-def _rank(item):
-    if "/packaging/" in item.nodeid:
-        return 0
-    return 1 if item.get_closest_marker("ray") else 2
+def _group(nodeid):
+    file, _, test = nodeid.partition("::")
+    if "/packaging/" in file:
+        return "packaging"
+    return "ray" if re.search(r"[\[_/'-]ray[\]_'-]", f"{file}::{test}") else file
 
 
 WORKERS = {"sequential": None}
