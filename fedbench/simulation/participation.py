@@ -10,6 +10,7 @@ import bisect
 import csv
 import itertools
 import math
+import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,8 @@ import numpy.typing as npt
 
 from fedbench.data import FederatedDataset
 from fedbench.registry import Entry, Registry
+from fedbench.reproducibility import digest
+from fedbench.training import described
 
 __all__ = ["PARTICIPATIONS", "Participation", "Sampler", "Trace", "Uniform", "Weighted"]
 
@@ -101,7 +104,7 @@ class Weighted(Participation):
                 f"weights must be 'samples' or one number per client, got {self.weights!r}."
             )
         values: list[Any] = [*self.weights]
-        wrong = [v for v in values if not isinstance(v, Real) or not 0.0 <= float(v) < math.inf]
+        wrong = [value for value in values if not _is_weight(value)]
         if wrong:
             raise ValueError(f"weights must be finite numbers of at least 0, got {wrong[0]!r}.")
         # A tuple: hashable, and the caller's list may change later.
@@ -116,7 +119,7 @@ class Weighted(Participation):
                 f"weights must be positive for at least as many clients as a cohort has, "
                 f"{cohort_size}, got {positive}. Lower cohort_size or raise weights."
             )
-        ends = np.cumsum(weights)
+        ends = _ends(weights)
 
         def sample(round_index: int, rng: random.Random) -> tuple[int, ...]:
             found = _draw(ends, cohort_size, _DRAWS_PER_CLIENT * cohort_size, rng)
@@ -124,7 +127,7 @@ class Weighted(Participation):
                 left = weights.copy()
                 left[list(found)] = 0.0
                 wanted = cohort_size - len(found)
-                found |= _draw(np.cumsum(left), wanted, _DRAWS_PER_CLIENT * wanted, rng)
+                found |= _draw(_ends(left), wanted, _DRAWS_PER_CLIENT * wanted, rng)
             return tuple(found)
 
         return sample
@@ -138,6 +141,22 @@ class Weighted(Participation):
                 f"{len(self.weights)}."
             )
         return np.array(self.weights, dtype=np.float64)
+
+
+def _is_weight(value: Any) -> bool:
+    try:
+        return isinstance(value, Real) and 0.0 <= float(value) < math.inf
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _ends(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the running sums of the weights, times a power of two with which none overflows.
+
+    The factor keeps all bits of the weights, also of those too small to be multiplied exactly.
+    """
+    exponent = np.frexp(weights.max())[1]
+    return np.cumsum(np.ldexp(weights, -exponent))
 
 
 def _draw(
@@ -190,8 +209,18 @@ class Trace(Participation):
             not isinstance(period, int) or isinstance(period, bool) or period < 1
         ):
             raise ValueError(f"period must be an integer of at least 1, got {period!r}.")
-        spans = None if callable(self.available) else _read_spans(Path(self.available))
+        available: object = self.available
+        if not callable(available) and not isinstance(available, str | os.PathLike):
+            raise TypeError(
+                f"available must be a CSV file or a function of the round, got {available!r}."
+            )
+        spans = None if callable(available) else _read_spans(Path(available))
         object.__setattr__(self, "_spans", spans)
+
+    def identity(self) -> str:
+        """Return text that tells this trace from others; a file counts by its spans."""
+        spans = described(self.available) if self._spans is None else f"spans {digest(self._spans)}"
+        return f"{type(self).__qualname__}({spans}, period={self.period})"
 
     def sampler(self, dataset: FederatedDataset, cohort_size: int) -> Sampler:
         """Return the sampler."""
@@ -212,7 +241,14 @@ class Trace(Participation):
         function: Any = self.available
 
         def of_function(number: int) -> list[int]:
-            return [self._position(positions, client_id) for client_id in function(number)]
+            there = function(number)
+            try:
+                return [self._position(positions, client_id) for client_id in [*there]]
+            except TypeError as error:  # not a list of anything, or of what cannot be an id
+                raise TypeError(
+                    f"available must return a list of client ids, got {there!r} for round "
+                    f"{number} from {described(function)}."
+                ) from error
 
         return of_function
 
@@ -259,7 +295,7 @@ def _read_spans(path: Path) -> dict[str, list[tuple[int, int]]]:
     spans: dict[str, list[tuple[int, int]]] = {}
     columns = ["client_id", "first", "last"]
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if reader.fieldnames is None or [*reader.fieldnames] != columns:
                 raise ValueError(
@@ -267,12 +303,21 @@ def _read_spans(path: Path) -> dict[str, list[tuple[int, int]]]:
                     f"{', '.join(reader.fieldnames or ['none'])} in {str(path)!r}."
                 )
             for row in reader:
+                if None in row:
+                    raise ValueError(
+                        f"available must have {len(columns)} columns in every line, got "
+                        f"{len(columns) + len(row[None])} at {path}:{reader.line_num}."
+                    )
                 spans.setdefault(row["client_id"], []).append(
                     _span(row["first"], row["last"], f"{path}:{reader.line_num}")
                 )
     except OSError as error:
         raise ValueError(
             f"available must be a readable file, got {str(path)!r}: {error.strerror}."
+        ) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(
+            f"available must be a CSV file in UTF-8, got {str(path)!r}: {error}."
         ) from error
     return spans
 

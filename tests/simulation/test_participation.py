@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedbench
+from fedbench.errors import CheckpointError
 from fedbench.simulation import Participation, Trace, Uniform, Weighted
 from tests.simulation.helpers import tiny_dataset, tiny_workload
 
@@ -78,6 +79,20 @@ def test_weighted_cohorts_have_their_exact_chances(weights):
     assert distance < 2 * len(expected) + 30
 
 
+@pytest.mark.parametrize("factor", [2.0**1022, 2.0**-1074])
+def test_weights_of_any_size_have_the_cohorts_of_their_proportions(factor):
+    weights = np.float64([1, 1, 2, 1, 0, 1]) * factor
+    ordinary = Weighted([1, 1, 2, 1, 0, 1])
+    assert cohorts(Weighted(weights), 50, 3) == cohorts(ordinary, 50, 3)
+
+
+def test_weights_beside_which_others_vanish_leave_them_their_chances():
+    sample = Weighted([1e308, 1e308, 1e-300, 1e-300, 1e-300, 0.0]).sampler(dataset(), 3)
+    found = [sample(0, random.Random(seed)) for seed in range(60)]
+    assert {frozenset(cohort[:2]) for cohort in found} == {frozenset({0, 1})}
+    assert {cohort[2] for cohort in found} == {2, 3, 4}
+
+
 def test_weights_may_be_an_array():
     array = np.float32([1, 2, 3, 4, 5, 6])
     assert Weighted(array) == Weighted([1, 2, 3, 4, 5, 6])
@@ -140,6 +155,45 @@ def test_ids_that_are_numbers_are_found_by_their_digits(tmp_path):
         assert simulation.run_round().cohort == (7,)
 
 
+def test_the_text_of_a_file_may_begin_with_a_mark(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE, encoding="utf-8-sig")
+    assert set(cohorts(Trace(path), 1)[0]) == {0}
+
+
+def test_a_checkpoint_belongs_to_the_spans_of_a_trace(tmp_path):
+    path, moved = tmp_path / "trace.csv", tmp_path / "moved.csv"
+    for place in (path, moved):
+        place.write_text(TRACE)
+    with fedbench.Simulation(tiny_workload(), participation=Trace(path)) as simulation:
+        simulation.run(1, checkpoint_dir=tmp_path / "to")
+    same = fedbench.Simulation(tiny_workload(), participation=Trace(str(moved)))
+    assert same.load_checkpoint(tmp_path / "to") == 1
+    path.write_text(TRACE.replace("client-5,6,6", "client-4,6,6"))
+    other = fedbench.Simulation(tiny_workload(), participation=Trace(path))
+    with pytest.raises(CheckpointError, match="belongs to another simulation"):
+        other.load_checkpoint(tmp_path / "to")
+
+
+@pytest.mark.parametrize("available", [None, 5, b"trace.csv"])
+def test_a_trace_is_a_file_or_a_function(available):
+    with pytest.raises(TypeError, match="available must be a CSV file or a function"):
+        Trace(available)
+
+
+@pytest.mark.parametrize("there", [None, 5, [["client-1"]]])
+def test_a_function_must_return_client_ids(there):
+    with pytest.raises(TypeError, match=r"must return a list of client ids, got .* for round 1"):
+        cohorts(Trace(lambda number: there), 1)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(b"\xff\xfeclient_id")
+    with pytest.raises(ValueError, match=r"a CSV file in UTF-8, got '.*trace.csv'"):
+        Trace(path)
+
+
 def test_a_round_without_anyone_changes_nothing():
     simulation = fedbench.Simulation(tiny_workload(), participation=Trace(lambda number: []))
     before = simulation.state_digest()
@@ -180,6 +234,7 @@ def test_participation_may_be_written_by_the_user():
         (lambda path: Weighted([1.0, -1.0]), "got -1.0"),
         (lambda path: Weighted([1.0, "much"]), "got 'much'"),
         (lambda path: Weighted([1.0, float("nan")]), "got nan"),
+        (lambda path: Weighted([1, 10**400]), "weights must be finite numbers"),
         (lambda path: Weighted([1.0]).sampler(dataset(), 1), "one number per client, 6, got 1"),
         (lambda path: Trace(lambda n: [], period=0), "period must be an integer"),
         (lambda path: Trace(path / "none.csv"), "must be a readable file"),
@@ -200,6 +255,7 @@ def test_wrong_participation_is_refused(tmp_path, make, words):
         ("client_id,first,last\nclient-0,0,1\n", "got '0' and '1'"),
         ("client_id,first,last\nclient-0,1\n", "got '1' and None"),
         ("client_id,first,last\nclient-0,one,1\n", "got 'one'"),
+        ("client_id,first,last\nclient-0,1,2,3,4\n", "3 columns in every line, got 5 at .*:2"),
         ("client_id,first,last\nclient-9,1,1\n", "got 'client-9'. They are called 'client-0'"),
     ],
 )
