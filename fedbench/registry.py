@@ -9,13 +9,16 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fedbench.errors import MissingExtraError, UnknownNameError
 
-__all__ = ["DISTRIBUTION", "Entry", "Registry", "missing_extra", "own_code"]
+__all__ = ["DISTRIBUTION", "Entry", "Registry", "missing_extra", "own_code", "own_frame"]
 
 DISTRIBUTION = "fedbench-sim"
 """Name of the distribution that provides the package ``fedbench``."""
@@ -116,21 +119,64 @@ def own_code(kind: str, target: str) -> Any:
     Raises
     ------
     ValueError
-        If there is no such module or attribute; `kind` names the argument.
+        If there is no such module or attribute, or the module raises when it is imported; `kind`
+        names the argument.
+    MissingExtraError
+        If the module needs an extra of fedbench that is not installed.
     """
     module_name, _, attribute = target.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except MissingExtraError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise ValueError(
+                f"{kind} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
+                f"imported, got {target!r}: {error}."
+            ) from error
+        reason = " ".join(_message_of(error).split()).rstrip(".")
         raise ValueError(
-            f"{kind} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
-            f"imported, got {target!r}: {error}."
+            f"{kind} must be MODULE:NAME of a module that can be imported, got {target!r}: "
+            f"{module_name!r} raised {type(error).__name__}: {reason}{_place_of(error)}."
         ) from error
     if not hasattr(module, attribute):
-        raise ValueError(f"{kind} {target!r}: the module has no {attribute!r}.")
+        raise ValueError(
+            f"{kind} must be MODULE:NAME, got {target!r}: the module has no {attribute!r}."
+        )
     return getattr(module, attribute)
+
+
+def own_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str]:
+    """Return the innermost of some frames (file, line, function) that is the user's own code.
+
+    That is not of this package, of Python's library or of installed packages; where there is no
+    such frame it is the innermost of all.
+    """
+    paths = sysconfig.get_paths()
+    foreign = [str(Path(__file__).parent), *(paths[name] for name in ("stdlib", "purelib"))]
+    own = [frame for frame in frames if not any(_within(frame[0], folder) for folder in foreign)]
+    return (own or frames)[-1]
+
+
+def _within(file: str, folder: str) -> bool:
+    return file.startswith(("<frozen", f"{folder}/"))
+
+
+def _message_of(error: BaseException) -> str:
+    return error.msg if isinstance(error, SyntaxError) else str(error)
+
+
+def _place_of(error: BaseException) -> str:
+    """Return ``" (FILE:LINE)"`` of the user's code that cannot be imported."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f" ({error.filename}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    file, line, _ = own_frame([(frame.filename, frame.lineno or 0, "") for frame in frames])
+    return "" if file.startswith("<frozen") else f" ({file}:{line})"
 
 
 def missing_extra(what: str, package: str | None, extra: str) -> MissingExtraError:

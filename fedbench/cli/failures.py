@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import sysconfig
-from pathlib import Path
 
 from fedbench.errors import ClientTaskError
+from fedbench.registry import own_frame
 
 __all__ = ["where"]
 
@@ -22,12 +21,5 @@ def where(error: ClientTaskError) -> str:
     frames = _FRAME.findall(error.worker_traceback)
     if not frames:
         return ""
-    paths = sysconfig.get_paths()
-    foreign = [str(Path(__file__).parents[1]), *(paths[name] for name in ("stdlib", "purelib"))]
-    own = [frame for frame in frames if not any(_within(frame[0], folder) for folder in foreign)]
-    file, line, function = (own or frames)[-1]
+    file, line, function = own_frame([(name, int(number), of) for name, number, of in frames])
     return f" ({file}:{line}, in {function})"
-
-
-def _within(file: str, folder: str) -> bool:
-    return file.startswith(("<frozen", f"{folder}/"))

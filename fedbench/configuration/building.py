@@ -19,7 +19,14 @@ from fedbench.executors import Executor, make_executor
 from fedbench.simulation import Simulation
 from fedbench.workloads import Workload
 
-__all__ = ["make_algorithm", "make_executor_of", "make_simulation", "make_workload", "resolve"]
+__all__ = [
+    "base_workload",
+    "make_algorithm",
+    "make_executor_of",
+    "make_simulation",
+    "make_workload",
+    "resolve",
+]
 
 _FROM_WORKLOAD = (
     "loss",
@@ -51,7 +58,7 @@ def resolve(configuration: RunConfiguration) -> RunConfiguration:
 
     What it leaves open (no partitioner: that of the workload) has no other name than the workload.
     """
-    base = _base(configuration)
+    base = base_workload(configuration)
     found: dict[str, Any] = {}
     for key in _FROM_WORKLOAD:
         if getattr(configuration, key) is None:
@@ -107,7 +114,7 @@ def make_workload(configuration: RunConfiguration) -> Workload:
     Its name is that of the configuration's workload if data and model are; otherwise the name
     ends in a digest of what was replaced, so that checkpoints of different data never mix.
     """
-    base = _base(configuration)
+    base = base_workload(configuration)
     fields = {key: getattr(configuration, key) for key in _FROM_WORKLOAD}
     # Zero, for no evaluation, is the simulation's to know.
     fields["eval_every"] = max(1, fields["eval_every"])
@@ -158,7 +165,8 @@ def make_simulation(configuration: RunConfiguration) -> Simulation:
     )
 
 
-def _base(configuration: RunConfiguration) -> Workload | None:
+def base_workload(configuration: RunConfiguration) -> Workload | None:
+    """Return the workload that a configuration starts from, None if it names none."""
     if configuration.workload is None:
         return None
     made = find("workload", configuration.workload.name)(**configuration.workload.options)

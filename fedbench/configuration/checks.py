@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["semantic_problems"]
 
 _NEEDED_WITHOUT_WORKLOAD = ("dataset", "model", "cohort_size", "rounds", "batch_size", "lr")
+_Question = tuple[str, "Callable[[], object]"]
+"""A key, and what complains if the key is wrong."""
 
 
 def semantic_problems(configuration: RunConfiguration) -> list[Problem]:
@@ -74,27 +76,43 @@ def _completeness(configuration: RunConfiguration) -> list[Problem]:
 
 
 def _asked(configuration: RunConfiguration) -> list[Problem]:
-    from fedbench.configuration.building import make_executor_of, make_workload, resolve
+    from fedbench.configuration.building import (
+        base_workload,
+        make_executor_of,
+        make_workload,
+        resolve,
+    )
     from fedbench.simulation.devices import checked_device
 
     device, backend = configuration.device, configuration.backend.name
-    questions: list[tuple[str, Callable[[], object]]] = [
+    apart: list[_Question] = [
         ("reproducibility", lambda: check_level(configuration.reproducibility)),
-        ("algorithm", lambda: resolve(configuration)),
         ("device", lambda: checked_device(device, backend)),
         ("backend", lambda: make_executor_of(configuration)),
+    ]
+    # Each of these does again what the one before it does, and would repeat its complaint.
+    chain: list[_Question] = [
+        ("workload", lambda: base_workload(configuration)),
+        ("algorithm", lambda: resolve(configuration)),
         ("workload", lambda: make_workload(resolve(configuration))),
         ("participation", lambda: _check_options(resolve(configuration))),
     ]
-    found: list[Problem] = []
-    for key, ask in questions:
-        try:
-            ask()
-        except MissingExtraError:
-            raise
-        except (ValueError, TypeError, UnsupportedPlatformError) as error:
-            found.append((_place(configuration, key, str(error)), str(error)))
+    found = [problem for question in apart for problem in _answer(configuration, *question)]
+    for question in chain:
+        problems = _answer(configuration, *question)
+        if problems:
+            return problems + found
     return found
+
+
+def _answer(configuration: RunConfiguration, key: str, ask: Callable[[], object]) -> list[Problem]:
+    try:
+        ask()
+    except MissingExtraError:
+        raise
+    except (ValueError, TypeError, UnsupportedPlatformError) as error:
+        return [(_place(configuration, key, str(error)), str(error))]
+    return []
 
 
 def _check_options(configuration: RunConfiguration) -> None:

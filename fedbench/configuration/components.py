@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from fedbench.configuration.problems import Problem, problems_of, suggestion
 from fedbench.configuration.schema import Component
 from fedbench.configuration.yaml_text import KeyPath
 from fedbench.errors import ConfigurationError, UnknownNameError
-from fedbench.registry import Registry
+from fedbench.registry import Registry, own_code
 
 __all__ = ["check_component", "find"]
 
@@ -45,6 +44,8 @@ _GIVEN_ELSEWHERE = {
     "optimizer": {"params", "lr"},
 }
 """Parameters that are no options: keys of their own, or known from the data."""
+_SEEDED = ("dataset", "model")
+"""Functions that are called with `seed`."""
 
 
 def find(key: str, name: str) -> Any:
@@ -57,31 +58,16 @@ def find(key: str, name: str) -> Any:
     MissingExtraError
         If the entry needs a package that is not installed.
     ConfigurationError
-        If there is no such module or attribute.
+        If there is no such module or attribute, or the module cannot be imported.
     """
     if (":" in name and key in _OWN_CODE) or key == "train":
-        return _imported(key, name)
+        try:
+            return own_code(key, name)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
     module, _, attribute = _REGISTRIES[key].partition(":")
     registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
     return registry.load(name)
-
-
-def _imported(key: str, target: str) -> Any:
-    module_name, _, attribute = target.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the user's own module is in the folder where they are
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{key} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
-            f"imported, got {target!r}: {error}."
-        ) from error
-    if not hasattr(module, attribute):
-        raise ConfigurationError(
-            f"{key} must be MODULE:NAME, got {target!r}: the module has no {attribute!r}."
-        )
-    return getattr(module, attribute)
 
 
 def check_component(key: str, component: Component) -> list[Problem]:
@@ -92,6 +78,18 @@ def check_component(key: str, component: Component) -> list[Problem]:
         return [((key,), str(error))]
     if ":" in component.name and key in _OWN_PARTS and not inspect.isclass(target):
         return []  # taken as it stands
+    if not callable(target):
+        sentence = (
+            f"{key} must be a function or a class, got {component.name!r}, which is of type "
+            f"{type(target).__name__}."
+        )
+        return [((key,), sentence)]
+    if key in _SEEDED and not _takes_seed(target):
+        sentence = (
+            f"{key} must be a function that takes seed, got {component.name!r}, which does not. "
+            f"Give it a parameter `seed=0`, and draw its random numbers from that alone."
+        )
+        return [((key,), sentence)]
     options, takes_any = _options(key, target)
     found: list[Problem] = [
         ((key,), f"{key}.{name} is missing: {component.name!r} needs it.")
@@ -105,6 +103,14 @@ def check_component(key: str, component: Component) -> list[Problem]:
             hint = suggestion(name, options, "The options are")
             found.append(((key, name), f"unknown option {name!r} of {component.name!r}. {hint}"))
     return found
+
+
+def _takes_seed(target: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(target).parameters
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()) or (
+        "seed" in parameters and parameters["seed"].kind in by_keyword
+    )
 
 
 def _options(key: str, target: Callable[..., Any]) -> tuple[dict[str, tuple[Any, bool]], bool]:

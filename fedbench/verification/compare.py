@@ -160,7 +160,7 @@ def _largest_distance(left: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -
     if not finite.any():
         return ""
     with np.errstate(over="ignore"):
-        return f", by at most {np.abs(left[finite] - right[finite]).max():.6g} in value"
+        return f" and {np.abs(left[finite] - right[finite]).max():.6g} in value"
 
 
 def _ulps(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> int:

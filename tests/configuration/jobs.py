@@ -34,6 +34,25 @@ def noisy_model(*, seed: int = 0) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Dropout(0.5), logistic_regression(5, 3, seed=seed))
 
 
+def unseeded_model() -> torch.nn.Module:
+    return logistic_regression(5, 3)
+
+
+def unseeded_samples(*, count: int = 60) -> ArrayDataset:
+    return samples(count=count)
+
+
+@dataclass(frozen=True)
+class Bounded(FedAvg):
+    """Checks its hyperparameter by hand."""
+
+    mu: float = 1.0
+
+    def __post_init__(self):
+        if self.mu < 0:
+            raise ValueError(f"mu must be at least 0, got {self.mu}.")
+
+
 @dataclass(frozen=True)
 class Failing(FedAvg):
     """Fails where a test wants it to."""

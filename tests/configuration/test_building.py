@@ -1,6 +1,7 @@
 """Configurations become the simulations that one would make by hand."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -165,6 +166,37 @@ def test_your_own_parts_are_named_by_module_and_attribute():
         configured({**TINY, "dataset": {"name": "tests.configuration.jobs:samples", "cuont": 3}})
     with pytest.raises(ConfigurationError, match="algorithm must be a subclass"):
         configured({**TINY, "algorithm": "tests.configuration.jobs:samples"})
+
+
+@pytest.mark.parametrize(
+    ("key", "name"), [("model", "unseeded_model"), ("dataset", "unseeded_samples")]
+)
+def test_own_models_and_samples_must_take_a_seed(key, name):
+    expected = f"{key} must be a function that takes seed, got 'tests.configuration.jobs:{name}'"
+    with pytest.raises(ConfigurationError, match=re.escape(expected)):
+        configured({**TINY, key: f"tests.configuration.jobs:{name}"})
+
+
+def test_what_cannot_be_called_is_no_model():
+    with pytest.raises(ConfigurationError, match=r"a function or a class, got .* of type dict"):
+        configured({**TINY, "model": "tests.configuration.jobs:TINY"})
+
+
+@pytest.mark.parametrize("own", ["tests.configuration.jobs:Bounded", "fedprox"])
+def test_a_wrong_hyperparameter_is_said_once_under_its_own_key(own, tmp_path):
+    file = tmp_path / "f"
+    file.write_text(f"workload: digits-logreg\nalgorithm:\n  name: {own}\n  mu: -1\nlr: 0.1")
+    with pytest.raises(ConfigurationError) as info:
+        load(file, environ={})
+    [line] = str(info.value).splitlines()
+    assert line.startswith(f"{file}:4: mu must be ")
+    file.write_text(file.read_text() + "\ndevice: gpu\n")
+    with pytest.raises(ConfigurationError) as info:
+        load(file, environ={})
+    assert [line.split(": ")[0] for line in str(info.value).splitlines()] == [
+        f"{file}:4",
+        f"{file}:6",
+    ]
 
 
 @pytest.mark.parametrize("text", ["workload", "dataset", "partitioner", "model", "algorithm"])
