@@ -33,6 +33,17 @@ __all__ = [
 ]
 
 
+_BESIDE_TRAIN = (
+    "clip_norm",
+    "clip_value",
+    "optimizer",
+    "momentum",
+    "weight_decay",
+    "nesterov",
+)
+"""What a function that trains in the place of the local steps would leave out unsaid."""
+
+
 @dataclass(frozen=True)
 class LocalWork:
     """What a client does with its data in a round.
@@ -60,8 +71,8 @@ class LocalWork:
         ``(parameters, lr) -> torch.optim.Optimizer`` that takes the steps instead of SGD; made
         anew for each participation.
     train : callable, optional
-        ``(model, data, rng) -> loss``, in the place of all of the above; see
-        :func:`run_own_training`.
+        ``(model, data, rng) -> loss``, in the place of all of the above; those that are not
+        needed must then be left out. See :func:`run_own_training`.
     """
 
     epochs: int = 1
@@ -97,6 +108,9 @@ class LocalWork:
                     f"{name} must be a number greater than 0, got {value!r}. Leave it out to "
                     f"clip nothing."
                 )
+        self._check_functions()
+
+    def _check_functions(self) -> None:
         for name in ("optimizer", "train"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -106,6 +120,13 @@ class LocalWork:
                 f"momentum must be left out beside optimizer, got {self.momentum!r}. Give the "
                 f"optimiser its own options."
             )
+        for name in _BESIDE_TRAIN if self.train is not None else ():
+            value = getattr(self, name)
+            if value:
+                raise ValueError(
+                    f"{name} must be left out beside train, got {value!r}: your function takes "
+                    f"the steps and would not know it."
+                )
 
     def steps(self, num_samples: int) -> int:
         """Return the number of optimiser steps on a client with `num_samples` samples."""

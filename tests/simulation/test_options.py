@@ -270,6 +270,7 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
         ({"buffers": "mean"}, ValueError, "buffers must be one of"),
         ({"personal": ["3.*"]}, ValueError, "'3.\\*' matches none"),
         ({"clip_norm": 0}, ValueError, "clip_norm"),
+        ({"train": own_training, "clip_norm": 1.0}, ValueError, "clip_norm must be left out"),
         ({"train": own_training, "algorithm": "pfedme"}, ValueError, "train must be left out"),
         ({"train": own_training, "algorithm": "scaffold"}, ValueError, "train must be left out"),
         ({"stragglers": "lognormal"}, TypeError, "stragglers.deadline is missing: 'lognormal'"),

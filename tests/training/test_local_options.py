@@ -245,6 +245,21 @@ def test_wrong_work_is_refused(field, value, error):
         LocalWork(momentum=0.9, optimizer=torch.optim.SGD)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clip_norm", 1.0),
+        ("clip_value", 1.0),
+        ("optimizer", torch.optim.Adam),
+        ("momentum", 0.9),
+        ("weight_decay", 0.1),
+    ],
+)
+def test_what_a_function_of_the_user_would_not_know_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be left out beside train"):
+        LocalWork(train=own_training, **{name: value})
+
+
 def test_schedules():
     assert [made(SCHEDULES, "constant")(index) for index in (0, 5)] == [1.0, 1.0]
     step = made(SCHEDULES, {"name": "step", "every": 2, "gamma": 0.5})
