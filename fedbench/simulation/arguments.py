@@ -10,6 +10,7 @@ from torch import nn
 from fedbench.algorithms import Algorithm, make_algorithm
 from fedbench.data import FederatedDataset
 from fedbench.executors import Executor, make_executor
+from fedbench.training import plain
 from fedbench.workloads import Workload, load
 
 __all__ = [
@@ -17,10 +18,10 @@ __all__ = [
     "checked_model",
     "loaded_dataset",
     "positions_of",
-    "positive",
     "resolve_algorithm",
     "resolve_executor",
     "resolve_workload",
+    "whole",
 ]
 
 
@@ -80,16 +81,18 @@ def resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Exe
     return executor, False
 
 
-def positive(name: str, value: int) -> int:
-    """Return `value` if it is an integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
-    return value
+def whole(name: str, value: int, *, least: int = 1) -> int:
+    """Return `value` if it is an integer of at least 1, or `least`."""
+    number: object = plain(value)
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}.")
+    return number
 
 
 def checked_cohort(size: int, num_clients: int) -> int:
     """Return `size` if a cohort may have it."""
-    if positive("cohort_size", size) > num_clients:
+    size = whole("cohort_size", size)
+    if size > num_clients:
         raise ValueError(
             f"cohort_size must be at most the number of clients, {num_clients}, got {size}."
         )

@@ -20,7 +20,7 @@ from fedbench import aggregation
 from fedbench.algorithms import Update
 from fedbench.algorithms.client import dense
 from fedbench.registry import Entry, Registry
-from fedbench.training import ParameterLayout
+from fedbench.training import ParameterLayout, checked_flag, plain
 
 __all__ = ["COMPRESSIONS", "Compression", "Quantized", "TopK", "compressed", "num_bytes"]
 
@@ -89,9 +89,11 @@ class TopK(Compression):
     error_feedback: bool = True
 
     def __post_init__(self) -> None:
-        value = self.fraction
+        value = plain(self.fraction)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
             raise ValueError(f"fraction must be a number in (0, 1], got {value!r}.")
+        object.__setattr__(self, "fraction", value)
+        checked_flag("error_feedback", self.error_feedback)
 
     def compress(self, change: Tensor, num_parameters: int, rng: np.random.Generator) -> Any:
         """Return the largest coordinates."""
@@ -119,6 +121,10 @@ class Quantized(Compression):
 
     stochastic: bool = True
     error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("stochastic", "error_feedback"):
+            checked_flag(name, getattr(self, name))
 
     def compress(self, change: Tensor, num_parameters: int, rng: np.random.Generator) -> Any:
         """Return the integers and their scale."""

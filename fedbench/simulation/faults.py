@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from fedbench.algorithms import RoundPlan
 from fedbench.registry import Entry, Registry
 from fedbench.reproducibility import python_random
+from fedbench.training import plain
 
 __all__ = ["STRAGGLERS", "Absences", "Lognormal", "Stragglers", "check_dropout", "without_absent"]
 
@@ -70,12 +71,13 @@ class Lognormal(Stragglers):
 
     def __post_init__(self) -> None:
         for name in ("deadline", "step_seconds", "spread", "jitter"):
-            value = getattr(self, name)
+            value = plain(getattr(self, name))
             low = name in ("spread", "jitter")
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and not low):
                 bound = "of at least 0" if low else "greater than 0"
                 raise ValueError(f"{name} must be a finite number {bound}, got {value!r}.")
+            object.__setattr__(self, name, value)
 
     def duration(self, seed: int, client_id: int | str, round_index: int, steps: int) -> float:
         """Return the simulated seconds of a client's round."""
@@ -93,6 +95,7 @@ STRAGGLERS: Registry[type[Stragglers]] = Registry(
 
 def check_dropout(dropout: object) -> float:
     """Return `dropout` if it is a probability below 1."""
+    dropout = plain(dropout)
     is_number = isinstance(dropout, int | float) and not isinstance(dropout, bool)
     if not is_number or not 0.0 <= dropout < 1.0:  # type: ignore[operator]
         raise ValueError(f"client_dropout must be a probability in [0, 1), got {dropout!r}.")

@@ -25,6 +25,7 @@ from fedbench.training import (
     Schedule,
     described,
     made,
+    plain,
     resolve_optimizer,
 )
 from fedbench.workloads import Workload
@@ -116,9 +117,10 @@ class SimulationOptions:
                 f"schedule must be a name, a mapping or a function of the round, got "
                 f"{type(self.schedule).__name__}."
             )
-        share = self.validation
+        share = plain(self.validation)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
             raise ValueError(f"validation must be a share in [0, 1), got {share!r}.")
+        object.__setattr__(self, "validation", share)
         if self.evaluate_clients not in (None, "cohort", "all"):
             raise ValueError(
                 f"evaluate_clients must be 'cohort', 'all' or left out, got "

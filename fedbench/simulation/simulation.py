@@ -23,10 +23,10 @@ from fedbench.simulation.arguments import (
     checked_cohort,
     loaded_dataset,
     positions_of,
-    positive,
     resolve_algorithm,
     resolve_executor,
     resolve_workload,
+    whole,
 )
 from fedbench.simulation.checkpoint import prepare_folder
 from fedbench.simulation.client_task import ClientSide
@@ -37,6 +37,7 @@ from fedbench.simulation.options import make_options, refuse_compression
 from fedbench.simulation.resume import digest_of, restore, save
 from fedbench.simulation.rounds import Observer, unobserved
 from fedbench.simulation.vectorized import vectorized_side
+from fedbench.training import checked_flag
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -148,6 +149,11 @@ class Simulation:
         )
         self.options = make_options(self.workload.options, options)
         self.options.refuse_for(self.algorithm)
+        wanted = self.workload.vectorized if vectorized is None else vectorized
+        checked_flag("vectorized", wanted)
+        checked_flag("check_enclosure", check_enclosure)
+        if reduce_in_workers is not None:
+            checked_flag("reduce_in_workers", reduce_in_workers)
         sample = self.options.participation.sampler(self.dataset, self.cohort_size)
         self._executor, self._owns_executor = resolve_executor(executor, workers)
         self._side = Resident(
@@ -163,7 +169,6 @@ class Simulation:
                 device=checked_device(device, self._executor.backend),
             )
         )
-        wanted = self.workload.vectorized if vectorized is None else vectorized
         self._model = self._side.value.server_model()
         dtype = self._model.layout.dtype
         refuse_compression(self.options.compression, dtype, reduce_in_workers)
@@ -290,9 +295,10 @@ class Simulation:
         OutputError
             If `checkpoint_dir` cannot be written; raised before the first round where it can be.
         """
-        count = positive("rounds", self.workload.rounds if rounds is None else rounds)
+        count = whole("rounds", self.workload.rounds if rounds is None else rounds)
         every = self.workload.eval_every if evaluate_every is None else evaluate_every
-        positive("checkpoint_every", checkpoint_every)
+        every = whole("evaluate_every", every, least=0)
+        checkpoint_every = whole("checkpoint_every", checkpoint_every)
         if checkpoint_dir is not None:
             prepare_folder(Path(checkpoint_dir))
         for left in reversed(range(count)):

@@ -25,6 +25,7 @@ from fedbench.training.schedules import (
     Step,
     scheduled_lr,
 )
+from fedbench.training.values import checked_flag, plain
 from fedbench.training.vectorized import (
     StackedResult,
     refuse_work,
@@ -61,11 +62,13 @@ __all__ = [
     "VectorizedModel",
     "WorkerModel",
     "batch_gradient",
+    "checked_flag",
     "described",
     "evaluate_batches",
     "full_gradient",
     "local_sgd",
     "made",
+    "plain",
     "refuse_work",
     "resolve_optimizer",
     "run_own_training",

@@ -21,6 +21,7 @@ from fedbench.training.losses import Loss
 from fedbench.training.optimizers import MakeOptimizer
 from fedbench.training.own_training import OwnTraining, run_own_training
 from fedbench.training.parameters import ALIGNMENT
+from fedbench.training.values import plain
 from fedbench.training.worker_model import WorkerModel
 
 __all__ = [
@@ -103,11 +104,13 @@ class LocalWork:
             value = getattr(self, name)
             if value is None:
                 continue
+            value = plain(value)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(
                     f"{name} must be a number greater than 0, got {value!r}. Leave it out to "
                     f"clip nothing."
                 )
+            object.__setattr__(self, name, value)
         self._check_functions()
 
     def _check_functions(self) -> None:

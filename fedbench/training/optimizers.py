@@ -51,7 +51,8 @@ def resolve_optimizer(chosen: Any) -> MakeOptimizer | None:
     UnknownNameError
         If there is no such name.
     TypeError, ValueError
-        If the optimiser cannot be made so; tried with one parameter.
+        If the optimiser cannot be made so, or cannot take a step from dense gradients without a
+        closure, as the local loop does; tried with one parameter on the CPU.
     """
     if chosen is None:
         return None
@@ -69,7 +70,8 @@ def resolve_optimizer(chosen: Any) -> MakeOptimizer | None:
             f"(parameters, lr), got {type(chosen).__name__}. Pass torch.optim.Adam, for example."
         )
     try:
-        tried: object = chosen([nn.Parameter(torch.zeros(1))], 0.1)
+        parameter = nn.Parameter(torch.zeros(1))
+        tried: object = chosen([parameter], 0.1)
     except TypeError as error:
         raise TypeError(
             f"optimizer must take (parameters, lr), but {described(chosen)} raised: {error}"
@@ -79,5 +81,14 @@ def resolve_optimizer(chosen: Any) -> MakeOptimizer | None:
             f"optimizer must return a torch.optim.Optimizer, got {type(tried).__name__} from "
             f"{described(chosen)}. Return the optimiser itself."
         )
+    parameter.grad = torch.ones(1)
+    try:
+        tried.step()
+    except Exception as error:
+        raise TypeError(
+            f"optimizer must step on dense gradients of the CPU without a closure, but "
+            f"{described(chosen)} raised {type(error).__name__}: {error}. Choose another, or "
+            f"write your own local training and pass it as train."
+        ) from error
     make: MakeOptimizer = chosen
     return make

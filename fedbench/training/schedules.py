@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from fedbench.registry import Entry, Registry
+from fedbench.training.values import plain
 
 __all__ = ["SCHEDULES", "Constant", "Cosine", "Exponential", "Schedule", "Step", "scheduled_lr"]
 
@@ -123,7 +124,10 @@ def scheduled_lr(schedule: Schedule, lr: float, round_index: int) -> float:
         If the schedule returns anything but a positive number.
     """
     factor: object = schedule(round_index)
-    value = float(factor) if isinstance(factor, Real) else math.nan
+    try:
+        value = float(factor) if isinstance(factor, Real) else math.nan
+    except OverflowError:  # an integer beyond all floats
+        value = math.inf
     if not 0.0 < value < math.inf:
         raise ValueError(
             f"schedule must return a positive number, got {factor!r} for round {round_index} "
@@ -133,10 +137,13 @@ def scheduled_lr(schedule: Schedule, lr: float, round_index: int) -> float:
 
 
 def _check_count(name: str, value: object) -> None:
+    value = plain(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
 def _check_positive(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+    value = plain(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a finite number greater than 0, got {value!r}.")

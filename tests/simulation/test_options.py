@@ -237,6 +237,42 @@ def test_level_l0_draws_from_the_global_generators():
     assert digests[0] == digests[1] != digests[2]
 
 
+def test_scalars_of_numpy_are_numbers():
+    half = np.float32(0.5)
+    given = SimulationOptions(
+        client_dropout=half,
+        clip_norm=np.float64(1.0),
+        validation=half,
+        stragglers=Lognormal(half, step_seconds=half),
+        compression=TopK(half),
+        schedule={"name": "step", "every": np.int64(2), "gamma": half},
+    )
+    assert given == SimulationOptions(
+        client_dropout=0.5,
+        clip_norm=1.0,
+        validation=0.5,
+        stragglers=Lognormal(0.5, step_seconds=0.5),
+        compression=TopK(0.5),
+        schedule={"name": "step", "every": 2, "gamma": 0.5},
+    )
+    options = {"cohort_size": np.int64(2), "clip_norm": half, "vectorized": np.bool_(False)}
+    with fedbench.Simulation(tiny_workload(), **options) as simulation:
+        simulation.run(np.int64(2), evaluate_every=np.int64(2))
+    assert simulation.cohort_size == 2
+    assert [record.metrics.keys() for record in simulation.history] == [
+        {"train"},
+        {"train", "test"},
+    ]
+
+
+@pytest.mark.parametrize("every", ["x", -1, 1.5, True])
+def test_rounds_are_evaluated_every_whole_number_of_rounds(every):
+    simulation = fedbench.Simulation(tiny_workload())
+    with pytest.raises(ValueError, match="evaluate_every must be an integer of at least 0"):
+        simulation.run(1, evaluate_every=every)
+    assert simulation.rounds_done == 0
+
+
 def test_a_checkpoint_belongs_to_its_options(tmp_path):
     with fedbench.Simulation(tiny_workload(), clip_norm=1.0) as simulation:
         simulation.run(1, checkpoint_dir=tmp_path)
@@ -270,6 +306,20 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
         ({"buffers": "mean"}, ValueError, "buffers must be one of"),
         ({"personal": ["3.*"]}, ValueError, "'3.\\*' matches none"),
         ({"clip_norm": 0}, ValueError, "clip_norm"),
+        ({"vectorized": "yes"}, TypeError, "vectorized must be True or False, got 'yes'"),
+        ({"check_enclosure": 1}, TypeError, "check_enclosure must be True or False, got 1"),
+        ({"reduce_in_workers": "no"}, TypeError, "reduce_in_workers must be True or False"),
+        (
+            {"compression": {"name": "quantized", "stochastic": 0}},
+            TypeError,
+            "stochastic must be True or False, got 0",
+        ),
+        (
+            {"compression": {"name": "top_k", "error_feedback": "no"}},
+            TypeError,
+            "error_feedback must be True or False, got 'no'",
+        ),
+        ({"optimizer": torch.optim.LBFGS}, TypeError, "without a closure, but torch.optim"),
         ({"train": own_training, "clip_norm": 1.0}, ValueError, "clip_norm must be left out"),
         ({"train": own_training, "algorithm": "pfedme"}, ValueError, "train must be left out"),
         ({"train": own_training, "algorithm": "scaffold"}, ValueError, "train must be left out"),

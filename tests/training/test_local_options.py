@@ -144,6 +144,9 @@ def test_terms_leave_personal_parameters_alone():
         (3, TypeError, "optimizer must be a name"),
         (lambda parameters, lr: None, TypeError, "must return a torch.optim.Optimizer"),
         (lambda parameters: None, TypeError, r"must take \(parameters, lr\)"),
+        (torch.optim.LBFGS, TypeError, "without a closure, but torch.optim.lbfgs:LBFGS raised"),
+        (torch.optim.SparseAdam, TypeError, "must step on dense gradients"),
+        ({"name": "adam", "capturable": True}, TypeError, "of the CPU .* raised AssertionError"),
     ],
 )
 def test_optimizers_that_cannot_be_made_are_refused(chosen, error, words):
@@ -293,7 +296,7 @@ def test_wrong_schedules_are_refused(chosen, error, words):
         made(SCHEDULES, chosen)
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan"), None])
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("inf"), float("nan"), None, 10**400])
 def test_a_schedule_must_return_a_positive_number(factor):
     with pytest.raises(ValueError, match="schedule must return a positive number"):
         scheduled_lr(lambda index: factor, 0.1, 2)
