@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,17 +13,24 @@ from fedbench.registry import own_code
 
 if TYPE_CHECKING:
     from fedbench.algorithms import Algorithm
+    from fedbench.configuration import RunConfiguration
     from fedbench.verification import Candidate, Trace, Verification
     from fedbench.verification.harness import Loop
+    from fedbench.workloads import Workload
 
 __all__ = ["verify"]
+
+_FIXED = {"device": "cpu", "intraop_threads": 1, "reproducibility": "L1"}
+"""Keys of a configuration that decide about bits, with the only value that is verified."""
 
 EPILOG = """\b
 Examples:
   fedbench verify --workload digits-logreg
   fedbench verify --workload digits-mlp --algorithm scaffold --rounds 5
   fedbench verify --workload mnist5k-cnn --backend processes --workers 1 2 4
+  fedbench verify --workload digits-mlp --algorithm "{name: fedprox, mu: 0.1}"
   fedbench verify --workload digits-mlp --algorithm my_module:MyAlgorithm
+  fedbench verify --config experiment.yaml
   fedbench verify --workload digits-mlp --reference my_module:my_loop
   fedbench verify --workload digits-mlp --save-trace here.json
   fedbench verify --workload digits-mlp --reference here.json   (elsewhere)
@@ -31,14 +39,22 @@ my_loop is a generator function that yields the server's state dict after each
 round; only the server's model is then compared. It is called with seed=SEED if
 it takes a seed, without arguments otherwise (then only seed 0 can be verified).
 
+Of a file for `fedbench run`, verify takes workload, data, model, algorithm,
+training, options and seed. The rest (rounds, backend, workers, ...) is its own.
+
 The exit code is 0 if every candidate has the bits of the reference, else 1;
 the first difference is named: round, phase, client and entry.
 """
 
 
 @click.command(cls=ListCommand, epilog=EPILOG)
-@click.option("--workload", required=True, metavar="NAME", help="What to run; see `fedbench list`.")
-@click.option("--algorithm", metavar="NAME", help="A name, or MODULE:CLASS for your own.")
+@click.option("--workload", metavar="NAME", help="What to run; see `fedbench list`.")
+@click.option(
+    "--algorithm",
+    metavar="NAME",
+    help="A name, MODULE:CLASS for your own, or {name: NAME, OPTION: VALUE}.",
+)
+@click.option("--config", metavar="FILE", help="What to run, as a file for `fedbench run`.")
 @click.option(
     "--reference",
     default="sequential",
@@ -73,7 +89,9 @@ the first difference is named: round, phase, client and entry.
     metavar="N",
     help="Rounds to compare.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all randomness.")
+@click.option(
+    "--seed", type=int, metavar="N", help="Seed of all randomness; by default the file's, or 0."
+)
 @click.option(
     "--delays/--no-delays",
     default=True,
@@ -82,14 +100,15 @@ the first difference is named: round, phase, client and entry.
 )
 @click.option("--out", metavar="FILE", help="Write the table: .csv .md .json .parquet.")
 def verify(
-    workload: str,
+    workload: str | None,
     algorithm: str | None,
+    config: str | None,
     reference: str,
     save_trace: str | None,
     backends: tuple[str, ...],
     workers: tuple[int, ...],
     rounds: int,
-    seed: int,
+    seed: int | None,
     delays: bool,
     out: str | None,
 ) -> int:
@@ -106,17 +125,17 @@ def verify(
         if target is not None:
             check_writable(target)
     with usage_errors():
-        from fedbench.workloads import WORKLOADS
-
-        WORKLOADS.entry(workload)
+        flags = {"workload": workload, "algorithm": algorithm, "seed": seed}
+        configuration = _configuration(config, flags)
+        job, own_algorithm = _job(configuration)
         options = {
-            "algorithm": None if algorithm is None else _algorithm(algorithm),
-            "reference": _reference(reference, seed),
+            "algorithm": own_algorithm,
+            "reference": _reference(reference, configuration.seed),
             "candidates": _candidates(backends, workers or (1, 2), delays=delays),
             "rounds": rounds,
-            "seed": seed,
+            "seed": configuration.seed,
         }
-    result = _verify_with_progress(workload, options)
+    result = _verify_with_progress(job, options)
     if result.incomparable:
         raise click.UsageError(
             f"{reference} cannot be compared with runs on this machine: "
@@ -137,15 +156,38 @@ def verify(
     return 0 if result.identical else 1
 
 
-def _algorithm(name: str) -> str | Algorithm:
-    from fedbench.algorithms import ALGORITHMS, make_algorithm
+def _configuration(config: str | None, flags: dict[str, Any]) -> RunConfiguration:
+    """Return the one run that the file and the flags describe."""
+    from fedbench.configuration import load
 
-    if ":" not in name:
-        if name not in ALGORITHMS and "." in name:
-            raise ValueError(f"an algorithm of yours must be given as MODULE:NAME, got {name!r}.")
-        ALGORITHMS.entry(name)
-        return name
-    return make_algorithm(name)
+    # The variables of `fedbench run` are left out: a verification is what its command line says.
+    texts = {key: str(value) for key, value in flags.items() if value is not None}
+    plan = load(config, environ={}, flags=texts)
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+    if plan.matrix:
+        raise ValueError(
+            f"config must be the file of a single run, got {config!r} with a matrix over "
+            f"{', '.join(plan.matrix)}. Verify its runs one by one."
+        )
+    configuration = plan.runs[0].configuration
+    for key, verified in _FIXED.items():
+        value = getattr(configuration, key)
+        if value != verified:
+            raise ValueError(
+                f"{key} must be {verified} for a verification, got {value!r} in {config!r}. "
+                f"Leave it out: only so are equal bits promised."
+            )
+    return configuration
+
+
+def _job(configuration: RunConfiguration) -> tuple[Workload, Algorithm]:
+    from fedbench.configuration.building import make_algorithm, make_workload
+    from fedbench.configuration.options import simulation_options
+
+    workload = make_workload(configuration)
+    options = {**workload.options, **simulation_options(configuration)}
+    return replace(workload, options=options), make_algorithm(configuration)
 
 
 def _reference(name: str, seed: int) -> Candidate | Loop | Trace:
@@ -192,7 +234,7 @@ def _candidates(
     return found
 
 
-def _verify_with_progress(workload: str, options: dict[str, Any]) -> Verification:
+def _verify_with_progress(workload: Workload, options: dict[str, Any]) -> Verification:
     from tqdm import tqdm
 
     from fedbench import verification

@@ -58,7 +58,8 @@ def find(key: str, name: str) -> Any:
     MissingExtraError
         If the entry needs a package that is not installed.
     ConfigurationError
-        If there is no such module or attribute, or the module cannot be imported.
+        If own code is not named as ``module:attribute``, if there is no such module or attribute,
+        or if the module cannot be imported.
     """
     if (":" in name and key in _OWN_CODE) or key == "train":
         try:
@@ -67,6 +68,8 @@ def find(key: str, name: str) -> Any:
             raise ConfigurationError(str(error)) from error
     module, _, attribute = _REGISTRIES[key].partition(":")
     registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
+    if key in _OWN_CODE and "." in name and name not in registry:
+        raise ConfigurationError(f"{key} of your own must be MODULE:NAME, got {name!r}.")
     return registry.load(name)
 
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fedbench.cli import main
+from fedbench.verification.trace import entry_digests
 
 CHEAP = ["verify", "--workload", "digits-logreg", "--rounds", "2", "--backend", "threads"]
 
@@ -127,6 +128,76 @@ def test_wrong_arguments_give_two_and_one_line(capsys, arguments, words):
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+def test_options_of_an_algorithm_are_given_as_for_run(capsys, tmp_path):
+    trace = tmp_path / "here.json"
+    arguments = [*CHEAP, "--workers", "1", "--save-trace", str(trace), "--algorithm"]
+    assert run([*arguments, "{name: fedprox, mu: 0.125}"]) == 0
+    assert "mu=0.125" in json.loads(trace.read_text())["job"]["algorithm"]
+    capsys.readouterr()
+    assert run([*arguments, "{name: fedprox, mu: -1}"]) == 2
+    assert capsys.readouterr().err.startswith("fedbench verify: error: --algorithm: mu must be ")
+
+
+CONFIG = """
+dataset: {name: "tests.configuration.jobs:samples", count: 60}
+partitioner: iid
+num_clients: 6
+model: {name: logistic_regression, in_features: 5, num_classes: 3}
+algorithm: {name: fedprox, mu: 0.5}
+cohort_size: 3
+rounds: 50
+batch_size: 4
+lr: 0.1
+clip_norm: 0.25
+participation: {name: weighted}
+seed: 3
+"""
+
+
+def test_a_file_for_run_is_verified_as_it_stands(capsys, tmp_path):
+    from fedbench.configuration import load, make_simulation
+
+    file = tmp_path / "experiment.yaml"
+    file.write_text(CONFIG)
+    trace = tmp_path / "trace.json"
+    arguments = ["verify", "--config", str(file), "--backend", "threads", "--workers", "2"]
+    assert run([*arguments, "--rounds", "2", "--save-trace", str(trace)]) == 0
+    assert capsys.readouterr().out.startswith("reference sequential, 2 rounds\n")
+    content = json.loads(trace.read_text())
+    assert content["job"]["seed"] == 3
+    (planned,) = load(file, environ={}).runs
+    simulation = make_simulation(planned.configuration)
+    with simulation.executor:
+        simulation.run_round(evaluate=True)
+        seen = entry_digests(simulation.model_state())
+    [found] = [entry[2] for entry in content["rounds"][0] if entry[0] == "model"]
+    assert found == seen
+    assert run([*arguments, "--rounds", "1", "--seed", "4", "--save-trace", str(trace)]) == 0
+    [found] = [e[2] for e in json.loads(trace.read_text())["rounds"][0] if e[0] == "model"]
+    assert found != seen
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("reproducibility: L0", "reproducibility must be L1 for a verification, got 'L0'"),
+        ("intraop_threads: 2", "intraop_threads must be 1 for a verification, got 2"),
+        ("matrix: {lr: [0.1, 0.2]}", "must be the file of a single run, got"),
+        ("lrr: 0.1", "experiment.yaml:14: unknown key 'lrr'. Did you mean 'lr'?"),
+    ],
+)
+def test_what_a_file_cannot_ask_of_verify(line, words, capsys, tmp_path):
+    file = tmp_path / "experiment.yaml"
+    file.write_text(f"{CONFIG}{line}\n")
+    assert run(["verify", "--config", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_something_has_to_be_named(capsys):
+    assert run(["verify"]) == 2
+    assert "workload is missing. Name one of" in capsys.readouterr().err
 
 
 def test_a_trace_is_compared_elsewhere(capsys, tmp_path):
