@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedbench
+from fedbench.cli import main
 from fedbench.cli.failures import where
 from fedbench.errors import ClientTaskError
 
@@ -35,3 +36,21 @@ def error(*files):
 )
 def test_the_innermost_line_of_the_users_own_code_is_named(files, expected):
     assert where(error(*files)) == expected
+
+
+def test_the_help_is_that_of_the_cause(capsys, tmp_path, monkeypatch):
+    (tmp_path / "own_layout_error.py").write_text(
+        "from fedbench.algorithms.fedavg import FedAvg\n"
+        "from fedbench.errors import LayoutError\n"
+        "class Failing(FedAvg):\n"
+        "    def train(self, client, down):\n"
+        "        raise LayoutError('another model.')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    arguments = ["run", "--workload", "digits-logreg", "--algorithm", "own_layout_error:Failing"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--backend", "sequential", "--rounds", "1"])
+    printed = capsys.readouterr().err
+    assert printed.count("Help:") == 1
+    assert "LayoutError: another model." in printed
+    assert printed.endswith("Help: docs/guide/troubleshooting.md#layouterror\n")
