@@ -10,10 +10,11 @@ from torch import nn
 from fedbench.algorithms import Algorithm, make_algorithm
 from fedbench.data import FederatedDataset
 from fedbench.executors import Executor, make_executor
-from fedbench.training import plain
+from fedbench.training import checked_flag, plain
 from fedbench.workloads import Workload, load
 
 __all__ = [
+    "check_flags",
     "checked_cohort",
     "checked_model",
     "loaded_dataset",
@@ -87,6 +88,13 @@ def whole(name: str, value: int, *, least: int = 1) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}.")
     return number
+
+
+def check_flags(**flags: bool | None) -> None:
+    """Raise ``TypeError`` if one of the `flags` is neither True nor False, nor left out as None."""
+    for name, value in flags.items():
+        if value is not None:
+            checked_flag(name, value)
 
 
 def checked_cohort(size: int, num_clients: int) -> int:

@@ -20,6 +20,7 @@ from fedbench.executors import Executor, Resident
 from fedbench.executors.nesting import inside_client_task
 from fedbench.reproducibility import level_or_default, pinned, torch_generator
 from fedbench.simulation.arguments import (
+    check_flags,
     checked_cohort,
     loaded_dataset,
     positions_of,
@@ -37,7 +38,6 @@ from fedbench.simulation.options import make_options, refuse_compression
 from fedbench.simulation.resume import digest_of, restore, save
 from fedbench.simulation.rounds import Observer, unobserved
 from fedbench.simulation.vectorized import vectorized_side
-from fedbench.training import checked_flag
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:
@@ -138,22 +138,20 @@ class Simulation:
         around_client: Callable[[Client], None] | None = None,
         **options: Any,
     ) -> None:
+        check_flags(
+            check_enclosure=check_enclosure,
+            reduce_in_workers=reduce_in_workers,
+            vectorized=vectorized,
+        )
         self.workload = resolve_workload(workload)
         self.seed = seed
         self.level = level_or_default(reproducibility)
         self.algorithm = resolve_algorithm(algorithm, self.workload)
         self.dataset = loaded_dataset(self.workload)
-        self.cohort_size = checked_cohort(
-            self.workload.cohort_size if cohort_size is None else cohort_size,
-            self.dataset.num_clients,
-        )
+        size = self.workload.cohort_size if cohort_size is None else cohort_size
+        self.cohort_size = checked_cohort(size, self.dataset.num_clients)
         self.options = make_options(self.workload.options, options)
         self.options.refuse_for(self.algorithm)
-        wanted = self.workload.vectorized if vectorized is None else vectorized
-        checked_flag("vectorized", wanted)
-        checked_flag("check_enclosure", check_enclosure)
-        if reduce_in_workers is not None:
-            checked_flag("reduce_in_workers", reduce_in_workers)
         sample = self.options.participation.sampler(self.dataset, self.cohort_size)
         self._executor, self._owns_executor = resolve_executor(executor, workers)
         self._side = Resident(
@@ -169,6 +167,7 @@ class Simulation:
                 device=checked_device(device, self._executor.backend),
             )
         )
+        wanted = self.workload.vectorized if vectorized is None else vectorized
         self._model = self._side.value.server_model()
         dtype = self._model.layout.dtype
         refuse_compression(self.options.compression, dtype, reduce_in_workers)

@@ -145,5 +145,5 @@ def _check_count(name: str, value: object) -> None:
 def _check_positive(name: str, value: object) -> None:
     value = plain(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (math.isfinite(value) and value > 0):
+    if not is_number or not 0 < value < math.inf:  # type: ignore[operator]
         raise ValueError(f"{name} must be a finite number greater than 0, got {value!r}.")
