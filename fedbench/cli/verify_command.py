@@ -117,6 +117,11 @@ def verify(
     The server's state, every client's state, every update and every metric are compared with
     those of the reference after every phase of every round.
     """
+    if workload is None and config is None:
+        raise click.UsageError(
+            "Missing option '--workload': name what to run, or give a file with --config.",
+            click.get_current_context(),
+        )
     with usage_errors():
         from fedbench.report import FRAME_FORMATS, check_writable, format_of
 

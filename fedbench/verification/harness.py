@@ -370,11 +370,14 @@ def _name_of(reference: Candidate | Loop | Trace) -> str:
 
 
 def _job(simulation: Simulation) -> dict[str, Any]:
+    settings = ("loss", "local_epochs", "batch_size", "lr", "momentum", "weight_decay", "nesterov")
     return {
         "workload": simulation.workload.name,
         "algorithm": repr(simulation.algorithm),
         "seed": simulation.seed,
         "cohort_size": simulation.cohort_size,
+        **{name: getattr(simulation.workload, name) for name in settings},
+        "options": simulation.options.changed(),
     }
 
 

@@ -47,7 +47,7 @@ class Trace:
     Attributes
     ----------
     job : mapping of str to object
-        Workload, algorithm and seed.
+        Workload, algorithm, seed, how clients train, and options of the simulation.
     pinned : mapping of str to object
         From :func:`fedbench.reproducibility.pinned`, where the run was made.
     rounds : list

@@ -174,6 +174,13 @@ def test_a_file_for_run_is_verified_as_it_stands(capsys, tmp_path):
         seen = entry_digests(simulation.model_state())
     [found] = [entry[2] for entry in content["rounds"][0] if entry[0] == "model"]
     assert found == seen
+    capsys.readouterr()
+    for old, new, name in (("lr: 0.1", "lr: 0.2", "lr"), ("norm: 0.25", "norm: 0.5", "options")):
+        file.write_text(CONFIG.replace(old, new))
+        assert run([*arguments, "--rounds", "1", "--reference", str(trace)]) == 1
+        assert f"the trace is of another job: its {name} is" in capsys.readouterr().err
+    file.write_text(CONFIG)
+    assert run([*arguments, "--rounds", "2", "--reference", str(trace)]) == 0
     assert run([*arguments, "--rounds", "1", "--seed", "4", "--save-trace", str(trace)]) == 0
     [found] = [e[2] for e in json.loads(trace.read_text())["rounds"][0] if e[0] == "model"]
     assert found != seen
@@ -197,7 +204,7 @@ def test_what_a_file_cannot_ask_of_verify(line, words, capsys, tmp_path):
 
 def test_something_has_to_be_named(capsys):
     assert run(["verify"]) == 2
-    assert "workload is missing. Name one of" in capsys.readouterr().err
+    assert "name what to run, or give a file with --config" in capsys.readouterr().err
 
 
 def test_a_trace_is_compared_elsewhere(capsys, tmp_path):
