@@ -219,8 +219,12 @@ class Trace(Participation):
 
     def identity(self) -> str:
         """Return text that tells this trace from others; a file counts by its spans."""
-        spans = described(self.available) if self._spans is None else f"spans {digest(self._spans)}"
-        return f"{type(self).__qualname__}({spans}, period={self.period})"
+        if self._spans is None:
+            who = described(self.available)
+        else:
+            in_order = {client_id: sorted(spans) for client_id, spans in self._spans.items()}
+            who = f"spans {digest(in_order)[:16]}"
+        return f"{type(self).__qualname__}({who}, period={described(self.period)})"
 
     def sampler(self, dataset: FederatedDataset, cohort_size: int) -> Sampler:
         """Return the sampler."""

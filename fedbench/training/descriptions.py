@@ -66,7 +66,9 @@ def _collection(values: Any) -> str:
     if isinstance(values, Mapping):
         pairs = sorted((described(key), described(value)) for key, value in values.items())
         return "{" + ", ".join(f"{key}: {value}" for key, value in pairs) + "}"
-    texts = map(described, values)
+    # Weights of a whole population are many numbers.
+    are_numbers = set(map(type, values)) <= {int, float}
+    texts = map(_number if are_numbers else described, values)
     if isinstance(values, list | tuple):
         return f"({', '.join(texts)})"
     return "{" + ", ".join(sorted(texts)) + "}"

@@ -163,8 +163,9 @@ def test_the_text_of_a_file_may_begin_with_a_mark(tmp_path):
 
 def test_a_checkpoint_belongs_to_the_spans_of_a_trace(tmp_path):
     path, moved = tmp_path / "trace.csv", tmp_path / "moved.csv"
-    for place in (path, moved):
-        place.write_text(TRACE)
+    header, *lines = TRACE.splitlines()
+    path.write_text(TRACE)
+    moved.write_text("\n".join([header, *reversed(lines)]))
     with fedbench.Simulation(tiny_workload(), participation=Trace(path)) as simulation:
         simulation.run(1, checkpoint_dir=tmp_path / "to")
     same = fedbench.Simulation(tiny_workload(), participation=Trace(str(moved)))
