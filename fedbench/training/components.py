@@ -61,4 +61,4 @@ def made(registry: Registry[Any], chosen: Any) -> Any:
     try:
         return target(**options)
     except TypeError as error:
-        raise TypeError(f"{registry.kind} {name!r}: {error}.") from error
+        raise TypeError(f"{registry.kind} {name!r}: {str(error).removesuffix('.')}.") from error

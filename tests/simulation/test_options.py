@@ -312,7 +312,7 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
         (
             {"compression": {"name": "quantized", "stochastic": 0}},
             TypeError,
-            "stochastic must be True or False, got 0",
+            r"stochastic must be True or False, got 0\.$",
         ),
         (
             {"compression": {"name": "top_k", "error_feedback": "no"}},
