@@ -69,7 +69,7 @@ kernels: $(TEST_READY) ## C++ unit tests, warnings are errors
 	$(call cpp_tests,kernels)
 
 .PHONY: docs
-docs: $(TEST_READY) ## build the documentation into docs/_build/html, warnings are errors
+docs: docs-translated docs-zh ## build the documentation in both languages, warnings are errors
 	$(BIN)/sphinx-build -W -n --keep-going -q -b html docs docs/_build/html
 
 .PHONY: bench-smoke
