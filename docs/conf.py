@@ -17,11 +17,11 @@ extensions = [
     "fedbench_tables",
     "language_neutral",
     "numpydoc_references",
+    "offline_math",
     "stored_tables",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build", "_ext", "locales"]
@@ -45,6 +45,7 @@ nitpick_ignore_regex = [
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+html_math_renderer = "offline"
 
 autodoc_typehints = "none"  # the numpydoc sections state the types
 autodoc_member_order = "bysource"
