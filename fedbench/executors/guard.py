@@ -69,15 +69,22 @@ def named_arrays(
         for name, tensor in value.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.Tensor):
                 yield f"{path}.{name}", tensor
-    elif isinstance(value, dict):
+    else:
+        for name, child in _named_children(value, path):
+            yield from named_arrays(child, name)
+
+
+def _named_children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a dict, list, tuple or dataclass instance holds, each with its path."""
+    if isinstance(value, dict):
         for key, child in value.items():
-            yield from named_arrays(child, f"{path}[{key!r}]")
+            yield f"{path}[{key!r}]", child
     elif isinstance(value, (list, tuple)):
         for position, child in enumerate(value):
-            yield from named_arrays(child, f"{path}[{position}]")
+            yield f"{path}[{position}]", child
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from named_arrays(getattr(value, field.name, None), f"{path}.{field.name}")
+            yield f"{path}.{field.name}", getattr(value, field.name, None)
 
 
 def _contents(container: Any) -> list[Any]:
@@ -91,24 +98,9 @@ def _contents(container: Any) -> list[Any]:
 
 def _named_containers(value: Any, path: str = "broadcast") -> Iterator[tuple[str, Any]]:
     """Yield every dict, list, set and random generator inside containers with its path."""
-    children: Any = ()
-    if isinstance(value, _GENERATORS):
+    if isinstance(value, (dict, list, set, *_GENERATORS)):
         yield path, value
-    elif isinstance(value, dict):
-        yield path, value
-        children = ((f"{path}[{key!r}]", child) for key, child in value.items())
-    elif isinstance(value, (list, tuple)):
-        if isinstance(value, list):
-            yield path, value
-        children = ((f"{path}[{index}]", child) for index, child in enumerate(value))
-    elif isinstance(value, set):
-        yield path, value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        children = (
-            (f"{path}.{field.name}", getattr(value, field.name, None))
-            for field in dataclasses.fields(value)
-        )
-    for name, child in children:
+    for name, child in _named_children(value, path):
         if type(child) not in _ATOMS:
             yield from _named_containers(child, name)
 
