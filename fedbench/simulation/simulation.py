@@ -177,7 +177,7 @@ class Simulation:
             sample=sample,
             initial=self._model.state(),
             model=self._model,
-            stacked=vectorized_side(self._side.value) if wanted else None,
+            stacked=vectorized_side(self._side.value, self._model) if wanted else None,
             reduce_in_workers=reduce_in_workers,
             observe=observer or unobserved,
         )

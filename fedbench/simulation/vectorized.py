@@ -24,6 +24,7 @@ from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide
 from fedbench.simulation.compression import num_bytes
 from fedbench.training import (
     VectorizedModel,
+    WorkerModel,
     refuse_work,
     stacked_sgd,
     vectorized_model,
@@ -38,8 +39,15 @@ _CHUNK_CLIENTS = 50
 """Clients of a chunk, at most. Measured: larger ones are not quicker, and spread less well."""
 
 
-def vectorized_side(side: ClientSide) -> VectorizedModel:
+def vectorized_side(side: ClientSide, model: WorkerModel) -> VectorizedModel:
     """Return what the tasks of a vectorised simulation need besides `side`.
+
+    Parameters
+    ----------
+    side : ClientSide
+        Of the simulation.
+    model : WorkerModel
+        The server's: the machine that it is on may lack the clients' device.
 
     Raises
     ------
@@ -48,10 +56,10 @@ def vectorized_side(side: ClientSide) -> VectorizedModel:
     """
     try:
         _refuse_algorithm(side.algorithm)
-        _refuse_side(side)
+        _refuse_side(side, model)
         refuse_work(side.work)
         data = side.dataset
-        return vectorized_model(side.server_model(), data.inputs, data.targets, side.loss)
+        return vectorized_model(model, data.inputs, data.targets, side.loss)
     except VectorizationError as error:
         raise VectorizationError(
             f"vectorized must be False here, got True: {error}. Leave it out to train the clients "
@@ -80,7 +88,7 @@ def _owner(kind: type, name: str) -> type:
     return next(base for base in kind.__mro__ if name in vars(base))
 
 
-def _refuse_side(side: ClientSide) -> None:
+def _refuse_side(side: ClientSide, model: WorkerModel) -> None:
     if side.level != "L1":
         raise VectorizationError(
             f"the level is {side.level}, and only at L1 do clients have random streams of their own"
@@ -90,7 +98,7 @@ def _refuse_side(side: ClientSide) -> None:
             "check_enclosure and around_client watch one client at a time, and these are trained "
             "together"
         )
-    if side.compression is not None or side.validation or side.worker_model().own_names:
+    if side.compression is not None or side.validation or model.own_names:
         raise VectorizationError(
             "compression, validation, personal entries and local buffers belong to one client at "
             "a time, and these are trained together"

@@ -16,7 +16,7 @@ from fedbench.executors import Resident
 from fedbench.simulation import client_task
 from fedbench.simulation.devices import checked_device, moved
 from fedbench.simulation.rounds import client_items
-from fedbench.simulation.vectorized import Chunk, VectorizedTask
+from fedbench.simulation.vectorized import Chunk, VectorizedTask, vectorized_side
 from fedbench.training import ModelState
 from tests.simulation.helpers import batch_norm_model, dropout_model, plain_model, tiny_workload
 
@@ -49,6 +49,16 @@ def test_a_missing_gpu_is_said_before_anything_runs(monkeypatch):
     assert checked_device("cuda:1", "processes") == "cuda:1"
     with pytest.raises(ValueError, match="one of cuda:0 to cuda:1, got 'cuda:2'"):
         checked_device("cuda:2", "sequential")
+
+
+def test_vectorized_clients_need_no_gpu_where_the_server_is(monkeypatch):
+    simulation = fedbench.Simulation(tiny_workload())
+    expected = vectorized_side(simulation._side.value, simulation._model)
+    # As on the driver of a Ray cluster whose nodes have the GPUs.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda *_: pytest.fail("moved to the device"))
+    side = dataclasses.replace(simulation._side.value, device="cuda")
+    assert vectorized_side(side, simulation._model) == expected
 
 
 def test_the_cpu_by_name_changes_no_bit():
