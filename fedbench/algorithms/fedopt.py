@@ -9,8 +9,9 @@ algorithm 2 (arXiv:2003.00295).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -137,22 +138,17 @@ class FedAdagrad(AdaptiveServer):
 
 
 @dataclass(frozen=True)
-class FedYogi(AdaptiveServer):
-    r"""Yogi on the server: :math:`v \leftarrow v - (1 - \beta_2)\, m^2\, \mathrm{sign}(v - m^2)`.
+class _DecayingServer(AdaptiveServer):
+    """Base of those whose second moment decays; they differ in their kernel alone."""
 
-    Parameters
-    ----------
-    weighting, server_lr, beta1, tau
-        As in :class:`AdaptiveServer`.
-    beta2 : float
-        Decay of the second moment, in [0, 1].
-    """
+    _kernel: ClassVar[Callable[..., Any]]
+    """Their step of :mod:`fedbench.aggregation`."""
 
     beta2: float = hyperparameter(0.99, low=0.0, high=1.0)
 
     def step(self, parameters: Tensor, update: Tensor, first: Tensor, second: Tensor) -> None:
-        """Take the step of :func:`fedbench.aggregation.fedyogi_step`."""
-        aggregation.fedyogi_step(
+        """Take the step of the kernel."""
+        self._kernel(
             parameters,
             update,
             first,
@@ -165,7 +161,22 @@ class FedYogi(AdaptiveServer):
 
 
 @dataclass(frozen=True)
-class FedAdam(AdaptiveServer):
+class FedYogi(_DecayingServer):
+    r"""Yogi on the server: :math:`v \leftarrow v - (1 - \beta_2)\, m^2\, \mathrm{sign}(v - m^2)`.
+
+    Parameters
+    ----------
+    weighting, server_lr, beta1, tau
+        As in :class:`AdaptiveServer`.
+    beta2 : float
+        Decay of the second moment, in [0, 1].
+    """
+
+    _kernel = staticmethod(aggregation.fedyogi_step)
+
+
+@dataclass(frozen=True)
+class FedAdam(_DecayingServer):
     r"""Adam on the server: :math:`v \leftarrow \beta_2 v + (1 - \beta_2)\, m^2`.
 
     Parameters
@@ -176,20 +187,7 @@ class FedAdam(AdaptiveServer):
         Decay of the second moment, in [0, 1].
     """
 
-    beta2: float = hyperparameter(0.99, low=0.0, high=1.0)
-
-    def step(self, parameters: Tensor, update: Tensor, first: Tensor, second: Tensor) -> None:
-        """Take the step of :func:`fedbench.aggregation.fedadam_step`."""
-        aggregation.fedadam_step(
-            parameters,
-            update,
-            first,
-            second,
-            server_lr=self.server_lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            tau=self.tau,
-        )
+    _kernel = staticmethod(aggregation.fedadam_step)
 
 
 def _copied(server: ServerState, buffers: Mapping[str, Tensor], *names: str) -> ServerState:
