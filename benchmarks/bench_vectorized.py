@@ -19,72 +19,55 @@ import fedbench
 from fedbench import models
 from fedbench.data import ArrayDataset
 from fedbench.peers.plain import PlainLoop
+from fedbench.peers.workloads import random_workload
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_rounds import speedups
 from interleaved import interleaved
-from round_workloads import ROUND_WORKLOADS, make_workload
+from round_workloads import ROUND_WORKLOADS
 
 
-def mlp():
-    """Return the perceptron 784-200-200-10, 50 clients of 100 samples, batch 10."""
-    return make_workload(
-        "mlp",
-        functools.partial(models.mlp, 784, 10),
+def mlp(name, features, clients, samples):
+    """Return the perceptron with two hidden layers of 200, batch 10."""
+    return random_workload(
+        name,
+        functools.partial(models.mlp, features, 10),
         batch_size=10,
-        lr=0.01,
-        shape=(784,),
+        shape=(features,),
         classes=10,
-        clients=50,
-        samples=100,
+        clients=clients,
+        samples=samples,
     )
 
 
-def small_mlp():
-    """Return the perceptron 64-200-200-10, 100 clients of 20 samples, batch 10."""
-    return make_workload(
-        "small-mlp",
-        functools.partial(models.mlp, 64, 10),
-        batch_size=10,
-        lr=0.01,
-        shape=(64,),
-        classes=10,
-        clients=100,
-        samples=20,
+def dirichlet_shares(seed=0, *, equal, alpha=0.3):
+    """Return the samples of `equal` in Dirichlet(`alpha`) shares: from a few to hundreds."""
+    data = equal(seed)
+    arrays = ArrayDataset(
+        data.inputs, data.targets, data.test_inputs, data.test_targets, data.num_classes
     )
-
-
-def dirichlet_data(seed=0, *, features=784, clients=100, samples=100, alpha=0.3):
-    """Return random samples in Dirichlet(`alpha`) shares: sizes from a few to hundreds."""
-    generator = torch.Generator().manual_seed(seed)
-    total = clients * samples
-    inputs = torch.randn(total, features, generator=generator)
-    targets = torch.randint(0, 10, (total,), generator=generator)
-    data = ArrayDataset(inputs, targets, inputs[:16], targets[:16], 10)
-    return data.federate("dirichlet", clients, seed=seed, alpha=alpha, min_size=2)
+    return arrays.federate("dirichlet", data.num_clients, seed=seed, alpha=alpha, min_size=2)
 
 
 def unequal(make):
-    """Return a workload whose clients have Dirichlet shares of as many samples."""
+    """Return a workload whose clients have Dirichlet shares of the same samples."""
 
     def workload():
         base = make()
-        features = base.dataset().inputs.shape[1]
-        samples = len(base.dataset().targets) // base.cohort_size
-        data = functools.partial(
-            dirichlet_data, features=features, clients=base.cohort_size, samples=samples
-        )
+        data = functools.partial(dirichlet_shares, equal=base.dataset)
         return dataclasses.replace(base, name=f"{base.name}-dirichlet", dataset=data)
 
     return workload
 
 
+large_mlp = functools.partial(mlp, "mlp", 784, clients=50, samples=100)
+
 WORKLOADS = {
     "logreg": ROUND_WORKLOADS["logreg"],
     "logreg-dirichlet": unequal(ROUND_WORKLOADS["logreg"]),
-    "mlp": mlp,
-    "mlp-dirichlet": unequal(mlp),
-    "small-mlp": small_mlp,
+    "mlp": large_mlp,
+    "mlp-dirichlet": unequal(large_mlp),
+    "small-mlp": functools.partial(mlp, "small-mlp", 64, clients=100, samples=20),
 }
 
 SIDES = {

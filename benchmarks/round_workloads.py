@@ -3,31 +3,15 @@
 import functools
 
 from fedbench import models
-from fedbench.peers.workloads import logreg, random_dataset, resnet18_step
-from fedbench.workloads import Workload
-
-
-def make_workload(name, model, *, batch_size, lr, clients, **data):
-    """Return a workload on random data in which every client takes part in a round."""
-    return Workload(
-        name=name,
-        description="random data for timing",
-        dataset=functools.partial(random_dataset, clients=clients, **data),
-        model=model,
-        cohort_size=clients,
-        rounds=1,
-        lr=lr,
-        batch_size=batch_size,
-    )
+from fedbench.peers.workloads import logreg, random_workload, resnet18_step
 
 
 def fedavg_cnn():
     """Return the FedAvg CNN, 20 clients of 100 samples, batch 20."""
-    return make_workload(
+    return random_workload(
         "fedavg-cnn",
         models.fedavg_cnn,
         batch_size=20,
-        lr=0.01,
         shape=(1, 28, 28),
         classes=10,
         clients=20,
@@ -37,11 +21,10 @@ def fedavg_cnn():
 
 def cifar_cnn():
     """Return a CNN on 32x32 colour images, 100 clients of 100 samples, batch 50."""
-    return make_workload(
+    return random_workload(
         "cifar-cnn",
         models.cifar_cnn,
         batch_size=50,
-        lr=0.01,
         shape=(3, 32, 32),
         classes=10,
         clients=100,
@@ -51,7 +34,7 @@ def cifar_cnn():
 
 def char_lstm():
     """Return the 2x256 character LSTM, 10 clients of 20 sequences of 80, batch 10."""
-    return make_workload(
+    return random_workload(
         "char-lstm",
         functools.partial(models.char_lstm, 80),
         batch_size=10,

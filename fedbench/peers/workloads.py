@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedbench.registry import Entry, Registry
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedbench.data import FederatedDataset
     from fedbench.workloads import Workload
 
-__all__ = ["PEER_WORKLOADS", "logreg", "random_dataset", "resnet18_step"]
+__all__ = ["PEER_WORKLOADS", "logreg", "random_dataset", "random_workload", "resnet18_step"]
 
 PEER_WORKLOADS: Registry[Callable[[], Workload]] = Registry(
     "workload",
@@ -73,39 +75,79 @@ def random_dataset(
     )
 
 
-def logreg() -> Workload:
-    """Return logistic regression 784 -> 10, 100 clients of 100 samples, batch 10."""
-    from fedbench import models
+def random_workload(
+    name: str,
+    model: Callable[..., nn.Module],
+    *,
+    batch_size: int,
+    clients: int,
+    cohort_size: int | None = None,
+    rounds: int = 1,
+    lr: float = 0.01,
+    **data: Any,
+) -> Workload:
+    """Return one local epoch of FedAvg on random data, for timing.
+
+    Parameters
+    ----------
+    name : str
+        Name of the workload.
+    model : callable
+        Returns a model; takes `seed`.
+    batch_size : int
+        Samples of a local step.
+    clients : int
+        Registered clients.
+    cohort_size : int, optional
+        Clients in a round; all by default.
+    rounds : int
+        Default number of rounds.
+    lr : float
+        Local learning rate.
+    **data
+        Further arguments of :func:`random_dataset`.
+    """
     from fedbench.workloads import Workload
 
     return Workload(
-        name="logreg",
-        description="logistic regression on random data",
-        dataset=functools.partial(
-            random_dataset, shape=(784,), classes=10, clients=100, samples=100
-        ),
-        model=functools.partial(models.logistic_regression, 784, 10),
-        cohort_size=100,
-        rounds=10,
-        lr=0.01,
+        name=name,
+        description="random data for timing",
+        dataset=functools.partial(random_dataset, clients=clients, **data),
+        model=model,
+        cohort_size=clients if cohort_size is None else cohort_size,
+        rounds=rounds,
+        lr=lr,
+        batch_size=batch_size,
+    )
+
+
+def logreg() -> Workload:
+    """Return logistic regression 784 -> 10, 100 clients of 100 samples, batch 10."""
+    from fedbench import models
+
+    return random_workload(
+        "logreg",
+        functools.partial(models.logistic_regression, 784, 10),
         batch_size=10,
+        rounds=10,
+        shape=(784,),
+        classes=10,
+        clients=100,
+        samples=100,
     )
 
 
 def resnet18_step() -> Workload:
     """Return ResNet-18 (GroupNorm, ImageNet stem), 10 clients with one step of batch 8."""
     from fedbench import models
-    from fedbench.workloads import Workload
 
-    return Workload(
-        name="resnet18-step",
-        description="ResNet-18 on random data",
-        dataset=functools.partial(
-            random_dataset, shape=(3, 32, 32), classes=10, clients=10, samples=8
-        ),
-        model=functools.partial(models.resnet18, stem="imagenet"),
-        cohort_size=10,
-        rounds=6,
-        lr=0.01,
+    return random_workload(
+        "resnet18-step",
+        functools.partial(models.resnet18, stem="imagenet"),
         batch_size=8,
+        rounds=6,
+        shape=(3, 32, 32),
+        classes=10,
+        clients=10,
+        samples=8,
     )

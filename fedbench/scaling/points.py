@@ -47,25 +47,17 @@ class Point:
     def simulation(self, executor: Any, seed: int) -> Any:
         """Return a simulation of this job on `executor`."""
         from fedbench import Simulation, models
-        from fedbench.peers.workloads import random_dataset
-        from fedbench.workloads import Workload
+        from fedbench.peers.workloads import random_workload
 
-        data = functools.partial(
-            random_dataset,
+        workload = random_workload(
+            "scaling",
+            functools.partial(models.mlp, _FEATURES, _CLASSES, hidden=(self.width,)),
+            batch_size=_BATCH,
+            clients=self.clients,
+            cohort_size=self.cohort,
             shape=(_FEATURES,),
             classes=_CLASSES,
-            clients=self.clients,
             samples=_SAMPLES,
-        )
-        workload = Workload(
-            name="scaling",
-            description="a perceptron on random data",
-            dataset=data,
-            model=functools.partial(models.mlp, _FEATURES, _CLASSES, hidden=(self.width,)),
-            cohort_size=self.cohort,
-            rounds=1,
-            lr=0.01,
-            batch_size=_BATCH,
         )
         return Simulation(workload, executor=executor, seed=seed)
 
