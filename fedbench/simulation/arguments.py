@@ -10,7 +10,7 @@ from torch import nn
 from fedbench.algorithms import Algorithm, make_algorithm
 from fedbench.data import FederatedDataset
 from fedbench.executors import Executor, make_executor
-from fedbench.training import checked_flag, plain
+from fedbench.training import checked_flag, whole
 from fedbench.workloads import Workload, load
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "resolve_algorithm",
     "resolve_executor",
     "resolve_workload",
-    "whole",
 ]
 
 
@@ -80,14 +79,6 @@ def resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Exe
             f"Set it where the executor is made."
         )
     return executor, False
-
-
-def whole(name: str, value: int, *, least: int = 1) -> int:
-    """Return `value` if it is an integer of at least 1, or `least`."""
-    number: object = plain(value)
-    if not isinstance(number, int) or isinstance(number, bool) or number < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}.")
-    return number
 
 
 def check_flags(**flags: bool | None) -> None:

@@ -152,9 +152,9 @@ class SimulationOptions:
         return {name: described(getattr(self, name)) for name in self._changed_names()}
 
     def _changed_names(self) -> list[str]:
-        plain = SimulationOptions()
+        defaults = SimulationOptions()
         names = [field.name for field in dataclasses.fields(self)]
-        return [name for name in names if getattr(self, name) != getattr(plain, name)]
+        return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
     def refuse_for(self, algorithm: Algorithm) -> None:
         """Raise ``ValueError`` if `algorithm` cannot honour one of these options."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from fedbench.data import FederatedDataset
 from fedbench.registry import Entry, Registry
 from fedbench.reproducibility import digest
-from fedbench.training import described
+from fedbench.training import described, whole
 
 __all__ = ["PARTICIPATIONS", "Participation", "Sampler", "Trace", "Uniform", "Weighted"]
 
@@ -204,11 +204,8 @@ class Trace(Participation):
     _spans: dict[str, list[tuple[int, int]]] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        period = self.period
-        if period is not None and (
-            not isinstance(period, int) or isinstance(period, bool) or period < 1
-        ):
-            raise ValueError(f"period must be an integer of at least 1, got {period!r}.")
+        if self.period is not None:
+            object.__setattr__(self, "period", whole("period", self.period))
         available: object = self.available
         if not callable(available) and not isinstance(available, str | os.PathLike):
             raise TypeError(

@@ -27,7 +27,6 @@ from fedbench.simulation.arguments import (
     resolve_algorithm,
     resolve_executor,
     resolve_workload,
-    whole,
 )
 from fedbench.simulation.checkpoint import prepare_folder
 from fedbench.simulation.client_task import ClientSide
@@ -38,6 +37,7 @@ from fedbench.simulation.options import make_options, refuse_compression
 from fedbench.simulation.resume import digest_of, restore, save
 from fedbench.simulation.rounds import Observer, unobserved
 from fedbench.simulation.vectorized import vectorized_side
+from fedbench.training import whole
 from fedbench.workloads import Workload
 
 if TYPE_CHECKING:

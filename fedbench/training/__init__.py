@@ -25,7 +25,7 @@ from fedbench.training.schedules import (
     Step,
     scheduled_lr,
 )
-from fedbench.training.values import checked_flag, plain
+from fedbench.training.values import checked_flag, plain, whole
 from fedbench.training.vectorized import (
     StackedResult,
     refuse_work,
@@ -76,5 +76,6 @@ __all__ = [
     "shuffled_batches",
     "stacked_sgd",
     "vectorized_model",
+    "whole",
     "worker_model",
 ]

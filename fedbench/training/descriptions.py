@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from fedbench.reproducibility import digest
+from fedbench.training.values import plain
 
 __all__ = ["described"]
 
@@ -57,7 +58,7 @@ def described(part: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    value = value.item() if isinstance(value, np.generic) else value
+    value = plain(value)
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return repr(int(value) if is_whole else value)
 

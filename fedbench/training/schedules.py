@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from fedbench.registry import Entry, Registry
-from fedbench.training.values import plain
+from fedbench.training.values import plain, whole
 
 __all__ = ["SCHEDULES", "Constant", "Cosine", "Exponential", "Schedule", "Step", "scheduled_lr"]
 
@@ -46,7 +46,7 @@ class Step:
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_count("every", self.every)
+        whole("every", self.every)
         _check_positive("gamma", self.gamma)
 
     def __call__(self, round_index: int) -> float:
@@ -93,7 +93,7 @@ class Cosine:
     floor: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_count("rounds", self.rounds)
+        whole("rounds", self.rounds)
         _check_positive("floor", self.floor)
         if self.floor > 1:
             raise ValueError(f"floor must be at most 1, got {self.floor!r}. It is a factor.")
@@ -134,12 +134,6 @@ def scheduled_lr(schedule: Schedule, lr: float, round_index: int) -> float:
             f"(counted from 0). Return the factor of the learning rate."
         )
     return lr * value
-
-
-def _check_count(name: str, value: object) -> None:
-    value = plain(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["checked_flag", "plain"]
+__all__ = ["checked_flag", "plain", "whole"]
 
 
 def plain(value: Any) -> Any:
@@ -26,3 +26,17 @@ def checked_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
     return value
+
+
+def whole(name: str, value: object, *, least: int = 1) -> int:
+    """Return `value` if it is an integer of at least 1, or `least`.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+    """
+    number = plain(value)
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {number!r}.")
+    return number

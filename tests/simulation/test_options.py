@@ -246,6 +246,7 @@ def test_scalars_of_numpy_are_numbers():
         stragglers=Lognormal(half, step_seconds=half),
         compression=TopK(half),
         schedule={"name": "step", "every": np.int64(2), "gamma": half},
+        participation=Trace(available, period=np.int64(3)),
     )
     assert given == SimulationOptions(
         client_dropout=0.5,
@@ -254,6 +255,7 @@ def test_scalars_of_numpy_are_numbers():
         stragglers=Lognormal(0.5, step_seconds=0.5),
         compression=TopK(0.5),
         schedule={"name": "step", "every": 2, "gamma": 0.5},
+        participation=Trace(available, period=3),
     )
     options = {"cohort_size": np.int64(2), "clip_norm": half, "vectorized": np.bool_(False)}
     with fedbench.Simulation(tiny_workload(), **options) as simulation:
