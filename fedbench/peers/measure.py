@@ -20,6 +20,7 @@ from fedbench.registry import Registry
 from fedbench.report import statistics
 from fedbench.report.contender import largest_difference
 from fedbench.report.host import ContenderError, Host
+from fedbench.report.settings import check_seconds
 from fedbench.reproducibility.digest import digest
 
 __all__ = ["BITWISE", "PeerRow", "PeerSettings", "Timed", "measure_peers"]
@@ -71,10 +72,7 @@ class PeerSettings:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} must be at least {low}, got {value}. Give a larger one.")
-        if not self.timeout_s > 0:
-            raise ValueError(
-                f"timeout must be a positive number of seconds, got {self.timeout_s!r}. Use 600."
-            )
+        check_seconds("timeout", self.timeout_s, "600")
 
 
 @dataclass(frozen=True)

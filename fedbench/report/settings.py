@@ -149,8 +149,8 @@ class Settings:
             _check_count("rounds", self.rounds, 1)
         _check_count("warmup", self.warmup, 1)
         _check_count("seed", self.seed, 0)
-        _check_seconds("timeout", self.timeout_s, "600")
-        _check_seconds("budget", self.budget_s, "60")
+        check_seconds("timeout", self.timeout_s, "600")
+        check_seconds("budget", self.budget_s, "60")
         check_level(self.reproducibility)
 
     def configurations(
@@ -193,7 +193,8 @@ def _check_count(argument: str, value: object, least: int) -> None:
         raise ValueError(f"{argument} must be at least {least}, got {value}. Give a larger number.")
 
 
-def _check_seconds(argument: str, value: float, usual: str) -> None:
+def check_seconds(argument: str, value: float, usual: str) -> None:
+    """Raise a `ValueError` unless `value` is a finite number above 0; `usual` is advice."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
             f"{argument} must be a positive number of seconds, got {value!r}. Use {usual}."

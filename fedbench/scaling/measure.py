@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedbench.report.host import Host
+from fedbench.report.settings import check_seconds
 from fedbench.scaling.points import Point, Sample, ScalingRun
 
 __all__ = ["ScalingSettings", "Study", "measure_scaling"]
@@ -71,10 +72,7 @@ class ScalingSettings:
         for name, low in (("workers", 2), ("rounds", 1), ("repeats", 1), ("seed", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}.")
-        if not self.timeout_s > 0:
-            raise ValueError(
-                f"timeout must be a positive number of seconds, got {self.timeout_s!r}. Use 600."
-            )
+        check_seconds("timeout", self.timeout_s, "600")
 
     def sweeps(self) -> dict[str, list[tuple[int, Point]]]:
         """Return, for each thing that is varied, its values and the points."""

@@ -110,6 +110,7 @@ def test_the_text_has_a_line_for_each_peer_and_a_note_for_each_failure(rows):
         ({"workers": 0}, ValueError, "workers must be at least 1, got 0"),
         ({"repeats": 0}, ValueError, "repeats must be at least 1, got 0"),
         ({"timeout_s": float("nan")}, ValueError, "timeout must be a positive number of seconds"),
+        ({"timeout_s": float("inf")}, ValueError, "timeout must be a positive number of seconds"),
     ],
 )
 def test_wrong_settings_are_refused(change, error, match):

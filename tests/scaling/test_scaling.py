@@ -165,6 +165,7 @@ def test_the_number_of_parameters_is_that_of_the_model():
         ({"workers": 1}, "workers must be at least 2, got 1"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"timeout_s": -1.0}, "timeout must be a positive number of seconds"),
+        ({"timeout_s": math.inf}, "timeout must be a positive number of seconds"),
     ],
 )
 def test_wrong_settings_are_refused(change, match):
