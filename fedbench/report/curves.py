@@ -29,7 +29,8 @@ def learning(ran: Sequence[Row]) -> str:
 
     Rows with the same bits have the same values round by round: what differs is the time.
     """
-    curves = [(row.label, _points(row)) for row in ran]
+    metric = _metric(ran)
+    curves = [(row.label, _points(row, metric)) for row in ran]
     curves = [(label, points) for label, points in curves if len(points) > 1]
     if not curves:
         return ""
@@ -44,7 +45,7 @@ def learning(ran: Sequence[Row]) -> str:
         f"{' (dashed)' if index >= _COLOURS else ''}</span>"
         for index, (label, _) in enumerate(curves)
     )
-    metric = escape(_metric(ran))
+    metric = escape(metric)
     return (
         f'<h3>Learning curves</h3>\n<p class="key caption">{legend}</p>\n<div class="curve">\n'
         f'<div class="y"><span>{significant(high)}</span><span>{significant(low)}</span></div>\n'
@@ -67,9 +68,8 @@ def _metric(ran: Sequence[Row]) -> str:
     return _USUAL if _USUAL in names or not names else names[0]
 
 
-def _points(row: Row) -> list[tuple[float, float]]:
+def _points(row: Row, metric: str) -> list[tuple[float, float]]:
     samples = [*row.measurement.warmup, *row.measurement.rounds]
-    metric = _metric([row])
     ends = itertools.accumulate(sample.round_s for sample in samples)
     return [
         (end, value)
