@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +51,6 @@ def result(collected: Updates, buffers: dict[str | None, Buffer], out: Any) -> A
     return assemble(collected, buffers, np.ones(collected.clients), out, "median", None)
 
 
-def subset(collected: Updates, clients: Sequence[int]) -> Updates:
-    """Return the updates of `clients` only."""
-    return collected.of_clients(clients)
-
-
 def copy_of(collected: Updates, client: int, out: Any) -> Any:
     """Return a copy of one client's update, bit for bit."""
     buffers = _updates.outputs(collected, out)
@@ -66,7 +60,7 @@ def copy_of(collected: Updates, client: int, out: Any) -> Any:
             target[...] = source
         else:
             target.copy_(source)
-    return result(subset(collected, [client]), buffers, out)
+    return result(collected.of_clients([client]), buffers, out)
 
 
 def fill(buffers: dict[str | None, Buffer], value: float) -> None:

@@ -18,7 +18,6 @@ from fedbench.aggregation._robust import (
     require_count,
     require_positive,
     result,
-    subset,
 )
 
 __all__ = ["bucketing", "clip_norms", "nearest_neighbor_mixing"]
@@ -84,7 +83,7 @@ def clip_norms(updates: Any, *, max_norm: float, nonfinite: str = "raise") -> li
         if factor == 1.0:
             clipped.append(copy_of(collected, client, None))
             continue
-        alone = subset(collected, [client])
+        alone = collected.of_clients([client])
         buffers = _updates.outputs(alone, None)
         if finite:
             Rows.of(alone).mean(np.array([factor]), 1.0, buffers)
@@ -156,7 +155,7 @@ def nearest_neighbor_mixing(
     distances = PairDistances(collected)
     kept = collected.clients - byzantine
     return [
-        mean_of(subset(collected, distances.nearest(client, kept)), None)
+        mean_of(collected.of_clients(distances.nearest(client, kept)), None)
         for client in range(collected.clients)
     ]
 
@@ -230,6 +229,6 @@ def bucketing(
     )
     order = rng.permutation(collected.clients).tolist()
     return [
-        mean_of(subset(collected, order[start : start + size]), None)
+        mean_of(collected.of_clients(order[start : start + size]), None)
         for start in range(0, len(order), size)
     ]

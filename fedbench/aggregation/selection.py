@@ -11,7 +11,6 @@ from fedbench.aggregation._robust import (
     prepare,
     refuse_nonfinite,
     require_count,
-    subset,
 )
 from fedbench.aggregation._updates import Updates
 from fedbench.aggregation.coordinatewise import mean_of_closest
@@ -144,7 +143,7 @@ def multi_krum(
         f"There are {collected.clients} clients.",
     )
     winners = _winners(collected, byzantine, selected)
-    return mean_of(subset(collected, winners), out)
+    return mean_of(collected.of_clients(winners), out)
 
 
 def bulyan(updates: Any, *, num_byzantine: int, out: Any = None, nonfinite: str = "raise") -> Any:
@@ -205,7 +204,7 @@ def bulyan(updates: Any, *, num_byzantine: int, out: Any = None, nonfinite: str 
         winner = distances.krum_winners(left, neighbours, 1)[0]
         selected.append(winner)
         left.remove(winner)
-    return mean_of_closest(subset(collected, selected), collected.clients - 4 * byzantine, out)
+    return mean_of_closest(collected.of_clients(selected), collected.clients - 4 * byzantine, out)
 
 
 def _prepare(updates: Any, nonfinite: str) -> Updates:
