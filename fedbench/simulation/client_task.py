@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedbench.algorithms import Algorithm, Client, Update
 from fedbench.data import ClientData, FederatedDataset
@@ -32,13 +32,27 @@ from fedbench.simulation.compression import Compression, compressed, num_bytes
 from fedbench.simulation.devices import device_draws, moved
 from fedbench.simulation.enclosure import EnclosureGuard
 from fedbench.simulation.options import SimulationOptions, held_out
-from fedbench.training import LOSSES, Exchange, LocalWork, Loss, WorkerModel, worker_model
+from fedbench.training import (
+    LOSSES,
+    Exchange,
+    LocalWork,
+    Loss,
+    OwnEntries,
+    WorkerModel,
+    worker_model,
+)
 from fedbench.workloads import Workload
 
-__all__ = ["OWN_ENTRIES", "RESIDUALS", "ClientItem", "ClientResult", "ClientSide", "ClientTask"]
+__all__ = ["ClientItem", "ClientResult", "ClientSide", "ClientTask", "parted"]
 
-OWN_ENTRIES, RESIDUALS = "own entries", "uplink residuals"
+_OWN_ENTRIES, _RESIDUALS = "own entries", "uplink residuals"
 """Where a client's state holds what never leaves it, and what compression left out."""
+
+
+def parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], OwnEntries, Mapping[str, Tensor]]:
+    """Return what the algorithm sees of a client's state, then what is the simulation's own."""
+    seen = dict(state)
+    return seen, seen.pop(_OWN_ENTRIES, {}), seen.pop(_RESIDUALS, {})
 
 
 @dataclass(frozen=True)
@@ -186,9 +200,7 @@ class ClientTask:
     def __call__(self, down: Mapping[str, Any], item: ClientItem) -> ClientResult:
         """Run the client; reads `down` and its own data and state only."""
         side = self.side.value
-        state = dict(item.state)
-        # What is the simulation's own business, the algorithm does not see.
-        own, residuals = state.pop(OWN_ENTRIES, {}), state.pop(RESIDUALS, {})
+        state, own, residuals = parted(item.state)
         client, scope = _client(side, item, state)
         model = client.model
         down = side.there({**down, **item.private}) if item.receives else {}
@@ -221,7 +233,7 @@ class ClientTask:
         if guard is not None:
             guard.check("train and uplink", update.tensors if update else {}, client.state)
         kept = client.state if side.algorithm.stateful else {}
-        simulated = {OWN_ENTRIES: own, RESIDUALS: residuals}
+        simulated = {_OWN_ENTRIES: own, _RESIDUALS: residuals}
         return ClientResult(
             num_samples=client.num_samples,
             update=update,

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedbench.algorithms import ServerState
 from fedbench.executors import Executor, Resident
-from fedbench.simulation.client_task import OWN_ENTRIES, RESIDUALS, ClientResult, ClientSide
+from fedbench.simulation.client_task import ClientResult, ClientSide, parted
 from fedbench.training import EvaluationSums, Loss, ModelState, evaluate_batches
 
 __all__ = [
@@ -95,9 +95,7 @@ class ClientEvaluationTask:
     ) -> dict[str, EvaluationSums]:
         """Return the sums of the server's models and of the client's own, if it has one."""
         side = self.side.value
-        state = dict(item.state)
-        own = state.pop(OWN_ENTRIES, {})
-        state.pop(RESIDUALS, None)
+        state, own, _ = parted(item.state)
         inputs, targets = side.client_data(item.position)[1]
         model = side.worker_model()
         model.begin(own)

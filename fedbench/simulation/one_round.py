@@ -17,13 +17,7 @@ from torch import Tensor
 
 from fedbench.algorithms import Reduction, RoundContext, RoundPlan, ServerState, Updates
 from fedbench.executors import Executor, Resident
-from fedbench.simulation.client_task import (
-    OWN_ENTRIES,
-    RESIDUALS,
-    ClientItem,
-    ClientResult,
-    ClientSide,
-)
+from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, parted
 from fedbench.simulation.evaluation import (
     ClientTable,
     EvaluationItem,
@@ -196,8 +190,7 @@ class RoundRunner:
 
     def client_model_state(self, state: Committed, client_id: int | str) -> dict[str, Tensor]:
         """Return copies of the entries of a client's model, by name."""
-        mine = dict(self._state_of(state)(client_id))
-        own, _ = mine.pop(OWN_ENTRIES, {}), mine.pop(RESIDUALS, {})
+        mine, own, _ = parted(self._state_of(state)(client_id))
         personal = self.side.value.algorithm.personal_model(mine) if mine else None
         self.model.begin(own)
         try:
