@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
+from fedbench_tables import table
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -50,12 +51,14 @@ class StoredTable(SphinxDirective):
         column, _, value = self.options.get("where", "").partition("=")
         chosen = [line for line in lines if not column or line[column] == value]
         names = [name.strip() for name in self.options["columns"].split(",")]
-        rows = [names, ["---"] * len(names), *([cell(line[n]) for n in names] for line in chosen)]
-        text = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        rows = [[cell(line[name]) for name in names] for line in chosen]
+        found: list[nodes.Node] = table(self, names, rows)
         first = chosen[0]
         # A table without times does not depend on the machine.
-        measured = f"Measured {first['date'][:10]} on {first['cpu']}." if "date" in first else ""
-        found: list[nodes.Node] = self.parse_text_to_nodes(f"{text}\n\n{measured}")
+        if "date" in first:
+            # In code font, so that a new measurement leaves the translations as they are.
+            machine = [("processor", f"`{first['cpu']}`"), ("date", f"`{first['date'][:10]}`")]
+            found += table(self, ("measured on", ""), machine)
         return found
 
 
