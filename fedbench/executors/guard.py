@@ -20,12 +20,23 @@ import torch
 
 from fedbench.errors import BroadcastModifiedError
 
-__all__ = ["ALIGNMENT", "Guarded", "aligned_bytes", "isolate", "kept_strides", "named_arrays"]
+__all__ = [
+    "ALIGNMENT",
+    "GENERATORS",
+    "Guarded",
+    "aligned_bytes",
+    "isolate",
+    "kept_strides",
+    "named_arrays",
+    "storage_of",
+]
 
 ALIGNMENT = 64
 """Bytes; what torch's own CPU allocator gives, so fresh and transported tensors are alike."""
 
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+"""The random generators that code may hold."""
+
 _ATOMS = (int, float, str, bytes, bool, type(None), complex)
 
 
@@ -89,7 +100,7 @@ def _named_children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _contents(container: Any) -> list[Any]:
     """Return what a mutable container holds, in order, or the state of a random generator."""
-    if isinstance(container, _GENERATORS):
+    if isinstance(container, GENERATORS):
         return [pickle.dumps(container)]
     if isinstance(container, dict):
         return [part for pair in container.items() for part in pair]
@@ -98,7 +109,7 @@ def _contents(container: Any) -> list[Any]:
 
 def _named_containers(value: Any, path: str = "broadcast") -> Iterator[tuple[str, Any]]:
     """Yield every dict, list, set and random generator inside containers with its path."""
-    if isinstance(value, (dict, list, set, *_GENERATORS)):
+    if isinstance(value, (dict, list, set, *GENERATORS)):
         yield path, value
     for name, child in _named_children(value, path):
         if type(child) not in _ATOMS:
@@ -124,10 +135,10 @@ class Guarded:
                 # Numpy counts no writes, but it can refuse them.
                 array.setflags(write=False)
                 self._arrays.append(name)
-                self._storages.add(_storage_of(array))
+                self._storages.add(storage_of(array))
             elif array.layout == torch.strided and not array.is_inference():
                 self._tensors.append((name, array, array._version, array.requires_grad))
-                self._storages.add(_storage_of(array))
+                self._storages.add(storage_of(array))
         self._storages.discard(0)  # empty tensors all live at address 0
         # The contents are held, so an entry that was replaced is another object.
         self._containers = [(n, held, _contents(held)) for n, held in _named_containers(value)]
@@ -161,12 +172,12 @@ class Guarded:
     def release(self, result: Any) -> Any:
         """Return `result` with copies in place of the tensors that it shares with the broadcast."""
         if type(result) in _ATOMS or not any(
-            _storage_of(array) in self._storages for _, array in named_arrays(result)
+            storage_of(array) in self._storages for _, array in named_arrays(result)
         ):
             return result
 
         def copy_shared(leaf: Any) -> Any:
-            return _copy_leaf(leaf) if _storage_of(leaf) in self._storages else leaf
+            return _copy_leaf(leaf) if storage_of(leaf) in self._storages else leaf
 
         with torch.inference_mode(False):
             return _rebuild(result, copy_shared, {})
@@ -181,7 +192,8 @@ def _modified(names: list[str]) -> BroadcastModifiedError:
     )
 
 
-def _storage_of(array: torch.Tensor | np.ndarray) -> int:
+def storage_of(array: torch.Tensor | np.ndarray) -> int:
+    """Return the address of the memory that an array is a view of, 0 if it has none."""
     if isinstance(array, np.ndarray):
         while isinstance(array.base, np.ndarray):
             array = array.base
@@ -229,7 +241,7 @@ def _rebuild(value: Any, copy_leaf: Callable[[Any], Any], memo: dict[Any, Any]) 
     copied: Any
     if isinstance(value, (torch.Tensor, np.ndarray)):
         copied = copy_leaf(value)
-    elif isinstance(value, (torch.nn.Module, *_GENERATORS)):
+    elif isinstance(value, (torch.nn.Module, *GENERATORS)):
         copied = copy.deepcopy(value)
     elif isinstance(value, dict):
         copied = copy.copy(value)  # keeps the subclass: OrderedDict, defaultdict, ...

@@ -8,7 +8,7 @@ import pickle
 import random
 import threading
 import types
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,22 +17,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
+from fedbench.executors.guard import GENERATORS, storage_of
 from fedbench.reproducibility import digest
 
 __all__ = [
     "PLAIN",
-    "RANDOM",
+    "Memory",
     "Snapshot",
+    "arrays_in",
     "is_array",
     "memory_of",
     "overlap",
     "random_state_of",
     "restore_random_state",
     "walk",
+    "without_messages",
 ]
 
+Memory = tuple[str, int]
+"""What identifies memory: two things with the same may be the same memory."""
+
 PLAIN = (int, float, complex, str, bytes, bool, type(None), np.generic)
-RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _LEFT_OUT = ("dataset", "_clients")  # the clients are walked on their own
 _MODULES = ("asyncio", "concurrent", "logging", "multiprocessing", "tqdm")
 _OPAQUE = (
@@ -110,7 +115,7 @@ class _Walk:
         elif isinstance(value, list | tuple):
             for index, entry in enumerate(value):
                 yield from self.visit(entry, f"{path}[{index}]")
-        elif not isinstance(value, RANDOM) and not is_array(value):
+        elif not isinstance(value, GENERATORS) and not is_array(value):
             for name, entry in getattr(value, "__dict__", {}).items():
                 if name not in _LEFT_OUT and "logger" not in name:
                     yield from self.visit(entry, f"{path}.{name}".lstrip("."))
@@ -144,19 +149,28 @@ class _Walk:
                     )
 
 
-def memory_of(value: Any) -> tuple[str, int] | None:
+def memory_of(value: Any) -> Memory | None:
     """Return what identifies the memory that writing to `value` changes, None if there is none."""
-    if isinstance(value, np.ndarray):
-        while isinstance(value.base, np.ndarray):
-            value = value.base
-        return ("array", int(value.ctypes.data)) if value.size else None
-    if isinstance(value, Tensor):
-        has_memory = is_array(value) and value.numel()
-        return ("array", value.untyped_storage().data_ptr()) if has_memory else None
+    if isinstance(value, np.ndarray | Tensor):
+        address = 0 if 0 in value.shape else storage_of(value)
+        return ("array", address) if address else None
     # The parts of these are visited on their own; data sets may fill themselves when read.
     if isinstance(value, (*PLAIN, tuple, nn.Module, Optimizer, DataLoader, Dataset)):
         return None
     return "object", id(value)
+
+
+def arrays_in(held: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any, Memory]]:
+    """Yield the path, the value and the memory of the arrays among what a node holds."""
+    for path, value in held:
+        memory = memory_of(value) if is_array(value) else None
+        if memory is not None:
+            yield path, value, memory
+
+
+def without_messages(held: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Leave out the messages that a node has received of what it holds."""
+    return (pair for pair in held if not pair[0].startswith("_received_messages"))
 
 
 def overlap(a: Any, b: Any) -> bool:
@@ -223,7 +237,7 @@ class Snapshot:
 def _held_by(value: Any) -> Any:
     if is_array(value):
         return digest(value)
-    if isinstance(value, RANDOM):
+    if isinstance(value, GENERATORS):
         return random_state_of(value)
     if isinstance(value, Mapping):
         return [part for pair in value.items() for part in pair]

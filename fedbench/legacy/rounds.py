@@ -14,7 +14,7 @@ from fedbench.errors import EnclosureError
 from fedbench.executors import Executor, Resident
 from fedbench.executors.guard import named_arrays
 from fedbench.legacy.hooks import call, evaluated, sampled
-from fedbench.legacy.memory import is_array, memory_of, overlap, walk
+from fedbench.legacy.memory import Memory, arrays_in, overlap, walk, without_messages
 from fedbench.legacy.sharing import Lent, Loans, Parties, lend
 from fedbench.legacy.state import named_state
 from fedbench.legacy.task import ClientItem, ClientResult, ClientTask
@@ -130,21 +130,18 @@ class Federation:
         self, chosen: Sequence[int], index: int, parts: tuple[str, ...]
     ) -> Iterator[ClientItem]:
         """Yield every client's part when it is due: at once, or after the clients before it."""
-        sent: dict[tuple[str, int], list[tuple[int, Any]]] = {}
+        sent: dict[Memory, list[tuple[int, Any]]] = {}
         messages: list[Any] = []  # held, so that no address is used twice
         groups = [[position] for position in chosen] if self._interleaves else [chosen]
         for group in groups:
             begin = time.perf_counter()
-            owners: dict[tuple[str, int], Lent] = {}
+            owners: dict[Memory, Lent] = {}
             for position in group:
                 with self.scope("communicate", index, self.ids[position]):
                     call(self.server, "communicate", self.clients[position])
                 message = getattr(self.clients[position], "_received_messages", None)
                 messages.append(message)
-                for _, value in walk(message):
-                    memory = memory_of(value) if is_array(value) else None
-                    if memory is None:
-                        continue
+                for _, value, memory in arrays_in(walk(message)):
                     for other, before in sent.setdefault(memory, []):
                         if other != position and overlap(value, before):
                             name = f"the message to client {self.ids[other]!r}"
@@ -162,7 +159,7 @@ class Federation:
         position: int,
         index: int,
         parts: tuple[str, ...],
-        owners: Mapping[tuple[str, int], Lent],
+        owners: Mapping[Memory, Lent],
     ) -> ClientItem:
         client = self.clients[position]
         lent: dict[str, Lent] = {}
@@ -222,18 +219,18 @@ class Federation:
             call(server, "update")
         if not hasattr(server, "_update"):
             server._received_messages = []
+        if not loans:
+            return
+        held = arrays_in(without_messages(self._parties.walk(Parties.SERVER)))
+        places = {memory: path for path, _, memory in held}
         who = f"the server in round {index + 1}"
         for item, lent in loans:
             lent.check(who, f"client {item.client_id!r}")
-            held = [
-                (path, value)
-                for path, value in self._parties.walk(Parties.SERVER)
-                if not path.startswith("_received_messages")
-            ]
-            for path, _, loan, value in lent.kept(held):
-                for own, original in self._parties.walk(item.position + 1):
-                    if own == loan.path:
-                        self._parties.keeps(original, value, path)
+            kept = list(lent.kept(places))
+            own = dict(self._parties.walk(item.position + 1)) if kept else {}
+            for path, _, loan, value in kept:
+                if loan.path in own:
+                    self._parties.keeps(own[loan.path], value, path)
 
     def _record(
         self,

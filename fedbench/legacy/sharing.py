@@ -16,11 +16,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedbench.errors import EnclosureError
-from fedbench.legacy.memory import RANDOM, Snapshot, is_array, memory_of, overlap, walk
+from fedbench.executors.guard import GENERATORS
+from fedbench.legacy.memory import Memory, Snapshot, arrays_in, memory_of, overlap, walk
 
 __all__ = ["Lent", "Loans", "Parties", "copied", "lend"]
-
-Memory = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,9 @@ def copied(value: Any, is_shared: Callable[[Any], bool]) -> Any:
 
 def lend(message: Any, owners: Mapping[Memory, Lent]) -> tuple[Any, dict[str, Lent]]:
     """Return the message to deliver and which of its entries are another's memory, by path."""
-    lent = {}
-    for path, value in walk(message):
-        owner = owners.get(memory_of(value) or ("", 0)) if is_array(value) else None
-        if owner is not None:
-            lent[path] = owner
+    lent = {
+        path: owners[memory] for path, _, memory in arrays_in(walk(message)) if memory in owners
+    }
     return copied(message, lambda array: memory_of(array) in owners), lent
 
 
@@ -103,14 +100,14 @@ class Loans:
                     f"copy (tensor.detach().clone()), or write to a copy."
                 )
 
-    def kept(self, held: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, str, Lent, Any]]:
-        """Yield ``(its path, path in the message, lent, value)`` of what a receiver still holds."""
-        if not self._watched:
-            return
-        places = {memory_of(value): path for path, value in held if is_array(value)}
+    def kept(self, places: Mapping[Memory, str]) -> Iterator[tuple[str, str, Lent, Any]]:
+        """Yield ``(its path, path in the message, lent, value)`` of what a receiver still holds.
+
+        `places` is where it holds which memory.
+        """
         for path, lent, snapshot in self._watched:
             memory = memory_of(snapshot.value)
-            if memory in places:
+            if memory is not None and memory in places:
                 yield places[memory], path, lent, snapshot.value
 
 
@@ -199,7 +196,7 @@ class Parties:
         for path, value in self._seen[party]:
             memory = memory_of(value)
             is_left_out = path.startswith("_received_messages") or (
-                isinstance(value, RANDOM) and not generators
+                isinstance(value, GENERATORS) and not generators
             )
             if memory is None or is_left_out:
                 continue

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedbench.executors.guard import GENERATORS
 from fedbench.legacy.hooks import check_server, client_ids
-from fedbench.legacy.memory import PLAIN, RANDOM, is_array, random_state_of, walk
+from fedbench.legacy.memory import PLAIN, is_array, random_state_of, walk
 
 __all__ = ["named_state", "state_of"]
 
@@ -54,7 +55,7 @@ def named_state(held: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for path, value in held:
         if isinstance(value, PLAIN):
             yield path, value
-        elif isinstance(value, RANDOM):
+        elif isinstance(value, GENERATORS):
             yield path, random_state_of(value)
         elif is_array(value):
             copied: Tensor | np.ndarray[Any, Any] = (

@@ -14,8 +14,16 @@ from torch.utils.data import DataLoader
 
 from fedbench.errors import EnclosureError
 from fedbench.executors import Resident
+from fedbench.executors.guard import GENERATORS
 from fedbench.legacy.hooks import call, evaluated
-from fedbench.legacy.memory import RANDOM, Snapshot, is_array, memory_of, restore_random_state, walk
+from fedbench.legacy.memory import (
+    Snapshot,
+    arrays_in,
+    is_array,
+    restore_random_state,
+    walk,
+    without_messages,
+)
 from fedbench.legacy.sharing import Lent, Loans, lend
 from fedbench.legacy.stand_in import ClientStandIn, ServerStandIn, replaced
 from fedbench.legacy.transport import ClientParcel, Host, ReturnedClient
@@ -189,12 +197,10 @@ class ClientTask:
 
     def _settle(self, loans: Loans, host: Host, client: Any, item: ClientItem) -> None:
         loans.check(item.who, "the server")
-        held = (
-            (path, value)
-            for path, value in _walk(host, client)
-            if not path.startswith("_received_messages")
-        )
-        for path, entry, lent, _ in loans.kept(held):
+        if not item.lent:
+            return
+        held = arrays_in(without_messages(_walk(host, client)))
+        for path, entry, lent, _ in loans.kept({memory: path for path, _, memory in held}):
             if not lent.may_keep:
                 raise EnclosureError(
                     f"{item.who} keeps the entry {entry} of the message from the server as its "
@@ -214,12 +220,10 @@ def _sent(
     messages = server._received_messages
     if not messages:
         return [], {}
-    owners = {}
-    for path, value in _walk(host, client):
-        memory = memory_of(value) if is_array(value) else None
-        if memory is not None and not path.startswith("_received_messages"):
-            owner = f"client {item.client_id!r}'s {path}"
-            owners[memory] = Lent(owner, may_keep=True, path=path)
+    owners = {
+        memory: Lent(f"client {item.client_id!r}'s {path}", may_keep=True, path=path)
+        for path, _, memory in arrays_in(without_messages(_walk(host, client)))
+    }
     delivered, lent = lend(messages, owners)
     return list(delivered), lent
 
@@ -274,7 +278,7 @@ def _undisturbed(client: Any) -> Iterator[None]:
     buffers: list[tuple[Tensor, Tensor]] = [
         (buffer, buffer.detach().clone()) for module in modules for buffer in module.buffers()
     ]
-    generators = [(generator, Snapshot(generator)) for _, generator in _held(client, RANDOM)]
+    generators = [(generator, Snapshot(generator)) for _, generator in _held(client, GENERATORS)]
     yield
     for part, training in modes:
         part.training = training

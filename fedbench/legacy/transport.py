@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from fedbench.executors.guard import aligned_bytes
 from fedbench.executors.packing import Packer
-from fedbench.legacy.memory import PLAIN, is_array, memory_of, overlap, walk
+from fedbench.legacy.memory import PLAIN, Memory, arrays_in, overlap, walk
 from fedbench.legacy.sharing import Parties
 
 __all__ = ["ClientParcel", "Host", "ReturnedClient"]
@@ -316,11 +316,8 @@ def _counting_step(optimizer: Optimizer, function: Callable[..., Any]) -> Callab
 
 def _refuse_views(who: str, client: Any, names: Mapping[int, Name]) -> None:
     """Raise if two arrays of the client overlap without being the same: replicas would not."""
-    seen: dict[Any, list[tuple[str, Any]]] = {}
-    for path, value in walk(client, names):
-        memory = memory_of(value) if is_array(value) else None
-        if memory is None:
-            continue
+    seen: dict[Memory, list[tuple[str, Any]]] = {}
+    for path, value, memory in arrays_in(walk(client, names)):
         for other_path, other in seen.setdefault(memory, []):
             if overlap(value, other) and not _is_same_view(value, other):
                 raise TypeError(

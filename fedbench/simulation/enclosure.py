@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedbench.errors import EnclosureError
+from fedbench.executors.guard import storage_of
 from fedbench.reproducibility import digest
 from fedbench.training import ModelState, WorkerModel
 
@@ -53,12 +53,12 @@ class EnclosureGuard:
         self._down = down
         self._digests = {name: digest(tensor) for name, tensor in named_tensors(down, "broadcast")}
         self._owners = {
-            _storage(tensor): f"the entry {name} of the broadcast"
+            storage_of(tensor): f"the entry {name} of the broadcast"
             for name, tensor in named_tensors(down, "broadcast")
         }
-        self._owners[_storage(model.flat)] = "the parameters of the worker's model"
+        self._owners[storage_of(model.flat)] = "the parameters of the worker's model"
         for name, tensor in model.module.state_dict(keep_vars=True).items():
-            self._owners.setdefault(_storage(tensor), f"{name} of the worker's model")
+            self._owners.setdefault(storage_of(tensor), f"{name} of the worker's model")
         self._owners.pop(0, None)  # empty tensors have no memory
 
     def check(self, phase: str, sent: Any, state: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class EnclosureGuard:
             *((f"the entry {n} of its state", t) for n, t in named_tensors(state, "state")),
         ]
         for name, tensor in entries:
-            owner = self._owners.get(_storage(tensor))
+            owner = self._owners.get(storage_of(tensor))
             if owner is not None:
                 raise EnclosureError(
                     f"{self._who} keeps {name} in the memory of {owner} after {phase}. "
@@ -95,9 +95,3 @@ class EnclosureGuard:
                     f"{self._who} keeps {name} with an autograd graph after {phase}. "
                     f"Store tensor.detach().clone()."
                 )
-
-
-def _storage(tensor: Tensor) -> int:
-    if tensor.layout != torch.strided:
-        return 0
-    return tensor.untyped_storage().data_ptr()

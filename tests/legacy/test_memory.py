@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedbench.executors.guard import GENERATORS
 from fedbench.legacy.memory import (
-    RANDOM,
     Snapshot,
     memory_of,
     overlap,
@@ -142,7 +142,7 @@ def test_a_snapshot_of_a_class_is_about_its_own_attributes():
         (np.random.RandomState(1), lambda g: g.standard_normal(3).tolist()),
         (random.Random(1), lambda g: [g.gauss(0, 1) for _ in range(3)]),
     ],
-    ids=[kind.__name__ for kind in RANDOM],
+    ids=[kind.__name__ for kind in GENERATORS],
 )
 def test_the_state_of_a_generator_can_be_restored(generator, draw):
     draw(generator)
