@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from fedbench.configuration.building import make_simulation
 from fedbench.configuration.plan import Plan, PlannedRun
 from fedbench.configuration.schema import RunConfiguration
+from fedbench.reproducibility.scope import seed_global_generators
 from fedbench.simulation import History, RoundRecord, Simulation, has_checkpoint
 
 if TYPE_CHECKING:
@@ -101,7 +98,7 @@ def run_one(
     """
     total = configuration.rounds or simulation.workload.rounds
     if configuration.reproducibility == "L0":
-        _seed_everything(configuration.seed)
+        seed_global_generators(configuration.seed)
     left = total - simulation.rounds_done
     if left <= 0:
         return simulation.history
@@ -217,12 +214,6 @@ def _numbered(index: int, tell: Listener) -> Listener:
         tell(Progress(index, progress.done, progress.total, progress.metrics))
 
     return listener
-
-
-def _seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - L0 is about the global generators
-    random.seed(seed)
 
 
 def summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:

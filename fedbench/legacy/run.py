@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedbench.executors import Executor, make_executor
 from fedbench.legacy.hooks import check_client, check_server, client_ids, data_parts, setting
 from fedbench.legacy.rounds import Federation
 from fedbench.reproducibility import Level, level_or_default, pinned, redirect_global_generators
+from fedbench.reproducibility.scope import seed_global_generators
 from fedbench.simulation import History, RoundRecord
 from fedbench.simulation.arguments import resolve_executor
+from fedbench.training import whole
 
 __all__ = ["run"]
 
@@ -146,7 +146,7 @@ def run(
         check_client(client, hooks=_CLIENT_HOOKS[mode])
     every = _interval(server, evaluate_every)
     parts = data_parts(server) if parts is None else _checked_parts(parts)
-    _check_whole("first_round", first_round)
+    first_round = whole("first_round", first_round, least=0)
     if mode == "centralized" and rounds is not None:
         raise ValueError(
             f"rounds must be left out in mode 'centralized', got {rounds!r}: train_centralized() "
@@ -156,7 +156,8 @@ def run(
     if level == Level.L1:
         redirect_global_generators()
     elif seed is not None:
-        _seed_global_generators(seed)
+        _check_seed(seed)
+        seed_global_generators(seed)
     with _opened(executor, workers, level) as opened:
         federation = Federation(
             server,
@@ -185,13 +186,7 @@ def run(
 def _interval(server: Any, given: int | None) -> int:
     """Return after how many rounds to evaluate, 0 for never."""
     value = getattr(getattr(server, "config", None), "eval_every", 0) if given is None else given
-    return _check_whole("evaluate_every", value)
-
-
-def _check_whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}.")
-    return value
+    return whole("evaluate_every", value, least=0)
 
 
 def _checked_parts(parts: Sequence[str]) -> tuple[str, ...]:
@@ -226,9 +221,6 @@ def _opened(executor: str | Executor, workers: int | None, level: Level) -> Iter
         yield made
 
 
-def _seed_global_generators(seed: int) -> None:
+def _check_seed(seed: int) -> None:
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r} of type {type(seed).__name__}.")
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - what such code draws from
-    random.seed(seed)

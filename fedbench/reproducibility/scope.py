@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 from types import TracebackType
+
+import numpy as np
+import torch
 
 from fedbench.errors import EnclosureError
 from fedbench.reproducibility.active import TaskGenerators, active
@@ -13,7 +17,7 @@ from fedbench.reproducibility.redirect_host import install_numpy, install_python
 from fedbench.reproducibility.redirect_torch import install_torch
 from fedbench.reproducibility.streams import checked_name
 
-__all__ = ["generator_scope", "redirect_global_generators"]
+__all__ = ["generator_scope", "redirect_global_generators", "seed_global_generators"]
 
 _install_lock = threading.Lock()
 _is_installed = False
@@ -40,6 +44,13 @@ def redirect_global_generators() -> None:
         install_numpy()
         install_python()
         _is_installed = True
+
+
+def seed_global_generators(seed: int) -> None:
+    """Seed the global generators of torch, numpy and ``random``, which L0 draws from."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator itself is meant
+    random.seed(seed)
 
 
 class generator_scope:  # noqa: N801 - to its users a function, as contextlib's managers are
