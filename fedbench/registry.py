@@ -11,14 +11,22 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fedbench.errors import MissingExtraError, UnknownNameError
 
-__all__ = ["DISTRIBUTION", "Entry", "Registry", "missing_extra", "own_code", "own_frame"]
+__all__ = [
+    "DISTRIBUTION",
+    "Entry",
+    "Registry",
+    "lazy_exports",
+    "missing_extra",
+    "own_code",
+    "own_frame",
+]
 
 DISTRIBUTION = "fedbench-sim"
 """Name of the distribution that provides the package ``fedbench``."""
@@ -198,3 +206,22 @@ def _broken_extra(what: str, error: ImportError, extra: str) -> MissingExtraErro
         f"pip install -c constraints.txt -e '.[{extra}]'.",
         name=error.name,
     )
+
+
+def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__`` that imports a name's module when it is first used.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package.
+    modules : mapping of str to str
+        Module inside the package by exported name.
+    """
+
+    def export(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return export

@@ -7,8 +7,9 @@ public names are imported when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedbench.registry import lazy_exports
 
 if TYPE_CHECKING:
     from fedbench.configuration.building import make_simulation as make_simulation
@@ -73,10 +74,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(f"fedbench.configuration.{_EXPORTS[name]}"), name)
-    raise AttributeError(f"module 'fedbench.configuration' has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedbench.registry import Entry, Registry
+from fedbench.registry import Entry, Registry, lazy_exports
 
 if TYPE_CHECKING:
     from fedbench.data.arrays import from_torch_dataset as from_torch_dataset
@@ -118,29 +117,29 @@ PARTITIONERS: Registry[Callable[..., Any]] = Registry(
 """Functions ``(targets, num_clients, seed, **options) -> list of index arrays``."""
 
 _EXPORTS = {
-    "ArrayDataset": "fedbench.data.federated",
-    "ClientData": "fedbench.data.federated",
-    "FederatedDataset": "fedbench.data.federated",
-    "Quadratics": "fedbench.data.quadratic",
-    "from_torch_dataset": "fedbench.data.arrays",
-    "load_cifar10": "fedbench.data.binary",
-    "load_cifar100": "fedbench.data.binary",
-    "load_digits": "fedbench.data.images",
-    "load_emnist": "fedbench.data.binary",
-    "load_image_folder": "fedbench.data.folders",
-    "load_leaf": "fedbench.data.leaf",
-    "load_mnist": "fedbench.data.binary",
-    "load_mnist5k": "fedbench.data.images",
-    "load_npz": "fedbench.data.arrays",
-    "load_python_docs": "fedbench.data.text",
-    "load_quadratics": "fedbench.data.quadratic",
-    "load_synthetic": "fedbench.data.synthetic",
-    "load_synthetic_images": "fedbench.data.synthetic",
-    "load_table": "fedbench.data.tables",
-    "partition": "fedbench.data.partitioners",
-    "quadratics": "fedbench.data.quadratic",
-    "read_idx": "fedbench.data.binary",
-    "rotate_clients": "fedbench.data.transforms",
+    "ArrayDataset": "federated",
+    "ClientData": "federated",
+    "FederatedDataset": "federated",
+    "Quadratics": "quadratic",
+    "from_torch_dataset": "arrays",
+    "load_cifar10": "binary",
+    "load_cifar100": "binary",
+    "load_digits": "images",
+    "load_emnist": "binary",
+    "load_image_folder": "folders",
+    "load_leaf": "leaf",
+    "load_mnist": "binary",
+    "load_mnist5k": "images",
+    "load_npz": "arrays",
+    "load_python_docs": "text",
+    "load_quadratics": "quadratic",
+    "load_synthetic": "synthetic",
+    "load_synthetic_images": "synthetic",
+    "load_table": "tables",
+    "partition": "partitioners",
+    "quadratics": "quadratic",
+    "read_idx": "binary",
+    "rotate_clients": "transforms",
 }
 
 __all__ = [
@@ -172,11 +171,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # torch is imported with the first data set, not with the tables above.
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'fedbench.data' has no attribute {name!r}")
+# torch is imported with the first data set, not with the tables above.
+__getattr__ = lazy_exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

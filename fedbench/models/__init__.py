@@ -7,11 +7,10 @@ moved, so models can be built in any thread and at any time without changing oth
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedbench.registry import Entry, Registry
+from fedbench.registry import Entry, Registry, lazy_exports
 
 if TYPE_CHECKING:
     from fedbench.models.dense import linear_regression as linear_regression
@@ -61,15 +60,15 @@ MODELS: Registry[Callable[..., Any]] = Registry(
 """Functions ``(..., *, seed=0) -> torch.nn.Module``."""
 
 _EXPORTS = {
-    "char_lstm": "fedbench.models.text",
-    "char_transformer": "fedbench.models.text",
-    "cifar_cnn": "fedbench.models.vision",
-    "fedavg_cnn": "fedbench.models.vision",
-    "initialized": "fedbench.models.initialization",
-    "linear_regression": "fedbench.models.dense",
-    "logistic_regression": "fedbench.models.dense",
-    "mlp": "fedbench.models.dense",
-    "resnet18": "fedbench.models.resnet",
+    "char_lstm": "text",
+    "char_transformer": "text",
+    "cifar_cnn": "vision",
+    "fedavg_cnn": "vision",
+    "initialized": "initialization",
+    "linear_regression": "dense",
+    "logistic_regression": "dense",
+    "mlp": "dense",
+    "resnet18": "resnet",
 }
 
 __all__ = [
@@ -86,11 +85,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # torch is imported with the first model, not with the table above.
-    if name in _EXPORTS:
-        return getattr(importlib.import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'fedbench.models' has no attribute {name!r}")
+# torch is imported with the first model, not with the table above.
+__getattr__ = lazy_exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

@@ -6,11 +6,10 @@ names are imported when they are first used: a peer's process must hold its own 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedbench.peers.workloads import PEER_WORKLOADS
-from fedbench.registry import Entry, Registry
+from fedbench.registry import Entry, Registry, lazy_exports
 
 if TYPE_CHECKING:
     from fedbench.peers.job import Job as Job
@@ -73,11 +72,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        module = importlib.import_module(f"fedbench.peers.{_EXPORTS[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module 'fedbench.peers' has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ hold its own memory only, and not that of pandas and of the tables.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedbench.registry import lazy_exports
 
 if TYPE_CHECKING:
     from fedbench.report.columns import COLUMNS as COLUMNS
@@ -105,11 +106,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        module = importlib.import_module(f"fedbench.report.{_EXPORTS[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module 'fedbench.report' has no attribute {name!r}")
+__getattr__ = lazy_exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:
