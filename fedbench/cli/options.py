@@ -6,15 +6,25 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from fedbench.report.driver import Progress
 
-__all__ = ["ListCommand", "progress_bar", "terminal_width", "usage_errors", "write_files"]
+__all__ = [
+    "ListCommand",
+    "frame_formats",
+    "progress_bar",
+    "terminal_width",
+    "usage_errors",
+    "write_files",
+    "write_frame",
+]
 
 
 class ListCommand(click.Command):
@@ -120,3 +130,24 @@ def write_files(*groups: dict[str, bytes]) -> None:
             failures.append(error)
     if failures:
         raise OutputError(" ".join(map(str, failures)))
+
+
+def frame_formats(targets: Iterable[str]) -> dict[str, str]:
+    """Return the format of each file that a table goes to.
+
+    Called before the long work, so that a wrong suffix or an unwritable place costs none of it.
+    """
+    with usage_errors():
+        from fedbench.report import FRAME_FORMATS, check_writable, format_of
+
+        formats = {target: format_of(target, FRAME_FORMATS) for target in targets}
+    for target in formats:
+        check_writable(target)
+    return formats
+
+
+def write_frame(frame: pd.DataFrame, formats: Mapping[str, str]) -> None:
+    """Write a table to each file of :func:`frame_formats`."""
+    from fedbench.report import FRAME_FORMATS
+
+    write_files(*({target: FRAME_FORMATS[suffix](frame)} for target, suffix in formats.items()))

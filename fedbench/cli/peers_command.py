@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedbench.cli.options import ListCommand, terminal_width, usage_errors, write_files
+from fedbench.cli.options import (
+    ListCommand,
+    frame_formats,
+    terminal_width,
+    usage_errors,
+    write_frame,
+)
 
 if TYPE_CHECKING:
     from fedbench.peers import PeerSettings
@@ -90,12 +96,7 @@ def peers(
     Every run has a process of its own. The peers have the same data, model, local steps, batches
     and intra-op threads, and all clients take part in each round.
     """
-    with usage_errors():
-        from fedbench.report import FRAME_FORMATS, check_writable, format_of
-
-        formats = {target: format_of(target, FRAME_FORMATS) for target in targets}
-    for target in targets:
-        check_writable(target)
+    formats = frame_formats(targets)
     with usage_errors():
         from fedbench.peers import PEER_WORKLOADS, PEERS, PeerSettings
 
@@ -115,7 +116,6 @@ def peers(
 
 def _measure(settings: PeerSettings, formats: dict[str, str]) -> int:
     from fedbench import peers as peers_package
-    from fedbench.report import FRAME_FORMATS
 
     rows = peers_package.measure_peers(
         settings, on_progress=lambda line: click.echo(line, err=True)
@@ -123,6 +123,5 @@ def _measure(settings: PeerSettings, formats: dict[str, str]) -> int:
     try:
         click.echo(peers_package.peers_text(rows, terminal_width()), nl=False)
     finally:  # also where the table cannot be shown
-        frame = peers_package.peers_to_frame(rows)
-        write_files(*({name: FRAME_FORMATS[suffix](frame)} for name, suffix in formats.items()))
+        write_frame(peers_package.peers_to_frame(rows), formats)
     return 0 if any(row.ok for row in rows) and not any(row.broken_promise for row in rows) else 1

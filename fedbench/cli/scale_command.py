@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fedbench.cli.options import ListCommand, usage_errors, write_files
+from fedbench.cli.options import ListCommand, frame_formats, usage_errors, write_frame
 
 __all__ = ["scale"]
 
@@ -76,12 +76,7 @@ def scale(
     One thing is varied at a time, on the backend `processes`. The model predicts a round with
     several workers from rounds with one worker, and the table has what was measured beside it.
     """
-    with usage_errors():
-        from fedbench.report import FRAME_FORMATS, check_writable, format_of
-
-        formats = {target: format_of(target, FRAME_FORMATS) for target in targets}
-    for target in targets:
-        check_writable(target)
+    formats = frame_formats(targets)
     with usage_errors():
         from fedbench import scaling
 
@@ -99,6 +94,5 @@ def scale(
     try:
         click.echo(scaling.scaling_text(study), nl=False)
     finally:  # also where the table cannot be shown
-        frame = scaling.scaling_to_frame(study)
-        write_files(*({name: FRAME_FORMATS[suffix](frame)} for name, suffix in formats.items()))
+        write_frame(scaling.scaling_to_frame(study), formats)
     return 0
