@@ -39,27 +39,39 @@ def test_round(benchmark, name, backend):
         benchmark.pedantic(simulation.run_round, rounds=3, warmup_rounds=1)
 
 
-def compare(name, backends, workers, repeats):
-    """Return the seconds of every side in turn, and the digests of the simulations."""
-    workload = ROUND_WORKLOADS[name]()
+def compare(workload, sides, repeats, read):
+    """Time rounds of the plain loop and of simulations in turn.
+
+    Parameters
+    ----------
+    workload : Workload
+        What all of them run.
+    sides : dict of str to dict
+        Options of each simulation, by name.
+    repeats : int
+        Timed rounds of each.
+    read : callable
+        What to take of each simulation at the end.
+
+    Returns
+    -------
+    tuple
+        The seconds of every side, the plain loop first, and what was read, both by name.
+    """
     torch.set_num_threads(1)
     loop = PlainLoop(workload)
     cohort = range(workload.cohort_size)
     simulations = {
-        backend: fedbench.Simulation(
-            workload, executor=backend, workers=None if backend == "sequential" else workers
-        )
-        for backend in backends
+        name: fedbench.Simulation(workload, **options) for name, options in sides.items()
     }
     try:
-        sides = {"plain": lambda: loop.run_round(cohort)}
-        sides |= {backend: simulation.run_round for backend, simulation in simulations.items()}
-        seconds = interleaved(sides, repeats)
-        digests = {simulation.state_digest() for simulation in simulations.values()}
+        runs = {"plain": lambda: loop.run_round(cohort)}
+        runs |= {name: simulation.run_round for name, simulation in simulations.items()}
+        seconds = interleaved(runs, repeats)
+        return seconds, {name: read(simulation) for name, simulation in simulations.items()}
     finally:
         for simulation in simulations.values():
             simulation.close()
-    return seconds, digests
 
 
 def speedups(seconds):
@@ -85,9 +97,18 @@ def main():
     arguments = parser.parse_args()
     for backend in arguments.backend:
         EXECUTORS.entry(backend)
+    sides = {
+        backend: {
+            "executor": backend,
+            "workers": None if backend == "sequential" else arguments.workers,
+        }
+        for backend in arguments.backend
+    }
     for name in arguments.names:
-        seconds, digests = compare(name, arguments.backend, arguments.workers, arguments.repeats)
-        bits = "the same bits" if len(digests) == 1 else "DIFFERENT BITS"
+        seconds, digests = compare(
+            ROUND_WORKLOADS[name](), sides, arguments.repeats, fedbench.Simulation.state_digest
+        )
+        bits = "the same bits" if len(set(digests.values())) == 1 else "DIFFERENT BITS"
         print(f"{name}: {arguments.repeats} rounds, {arguments.workers} workers, {bits}")
         print(speedups(seconds))
 

@@ -13,17 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedbench
 from fedbench import models
 from fedbench.data import ArrayDataset
-from fedbench.peers.plain import PlainLoop
 from fedbench.peers.workloads import random_workload
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_rounds import speedups
-from interleaved import interleaved
+from bench_rounds import compare, speedups
 from round_workloads import ROUND_WORKLOADS
 
 
@@ -87,28 +84,14 @@ def test_round(benchmark, side):
         benchmark.pedantic(simulation.run_round, rounds=3, warmup_rounds=1)
 
 
-def compare(name, repeats):
-    """Return the seconds of every side in turn, and how far each ends from `sequential`."""
-    workload = WORKLOADS[name]()
-    torch.set_num_threads(1)
-    loop = PlainLoop(workload)
-    simulations = {
-        side: fedbench.Simulation(workload, **options) for side, options in SIDES.items()
-    }
-    try:
-        sides = {"plain": lambda: loop.run_round(range(workload.cohort_size))}
-        sides |= {side: simulation.run_round for side, simulation in simulations.items()}
-        seconds = interleaved(sides, repeats)
-        states = {side: simulation.model_state() for side, simulation in simulations.items()}
-    finally:
-        for simulation in simulations.values():
-            simulation.close()
+def largest_distance(states):
+    """Return how far the model of any side ends from that of `sequential`."""
     reference = states["sequential"]
-    apart = {
-        side: max(float((state[key] - reference[key]).abs().max()) for key in reference)
-        for side, state in states.items()
-    }
-    return seconds, apart
+    return max(
+        float((state[key] - reference[key]).abs().max())
+        for state in states.values()
+        for key in reference
+    )
 
 
 def main():
@@ -118,9 +101,12 @@ def main():
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     for name in arguments.names:
-        seconds, apart = compare(name, arguments.repeats)
-        largest = max(apart.values())
-        print(f"{name}: {arguments.repeats} rounds, largest difference {largest:.1e}")
+        seconds, states = compare(
+            WORKLOADS[name](), SIDES, arguments.repeats, fedbench.Simulation.model_state
+        )
+        print(
+            f"{name}: {arguments.repeats} rounds, largest difference {largest_distance(states):.1e}"
+        )
         print(speedups(seconds))
 
 
