@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-BEST = ("fedbench-sequential", "fedbench-threads", "fedbench-processes")
+from fedbench.peers.measure import BITWISE
+
 # Workload (empty: both), our row (empty: the fastest bitwise one), peer, column, at least.
 TARGETS = (
     ("", "", "flower", "round_s", 2.5),
@@ -34,7 +35,7 @@ def checked(frame):
         for workload in frame["workload"].unique():
             if wanted in ("", workload):
                 table = frame[frame["workload"] == workload].set_index("peer")
-                name = own or table.reindex(BEST)["round_s"].idxmin()
+                name = own or table.reindex(BITWISE)["round_s"].idxmin()
                 ratio = value(table, peer, column) / value(table, name, column)
                 words = f"{workload}: {column} of {peer} / {name}"
                 found.append((words, None if ratio != ratio else ratio, least))
