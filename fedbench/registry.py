@@ -11,7 +11,7 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ __all__ = [
     "DISTRIBUTION",
     "Entry",
     "Registry",
+    "did_you_mean",
     "lazy_exports",
     "missing_extra",
     "own_code",
@@ -87,10 +88,9 @@ class Registry(Generic[T]):
             return self._entries[name]
         except (KeyError, TypeError):
             known = ", ".join(repr(key) for key in self._entries)
-            close = difflib.get_close_matches(str(name), self._entries, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise UnknownNameError(
-                f"{self.kind} must be one of {known}, got {name!r}.{hint}"
+                f"{self.kind} must be one of {known}, got {name!r}."
+                f"{did_you_mean(name, self._entries)}"
             ) from None
 
     def load(self, name: str) -> T:
@@ -117,6 +117,22 @@ class Registry(Generic[T]):
             raise _broken_extra(f"{self.kind} {name!r}", error, entry.extra) from error
         loaded: T = getattr(module, attribute)
         return loaded
+
+
+def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.6) -> str:
+    """Return the end of a message about an unknown `word`: `` Did you mean 'fedavg'?``, or nothing.
+
+    Parameters
+    ----------
+    word : object
+        What was given.
+    known : iterable
+        What there is.
+    cutoff : float
+        How alike two words must be, from 0 to 1.
+    """
+    close = difflib.get_close_matches(str(word), map(str, known), n=1, cutoff=cutoff)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def own_code(kind: str, target: str) -> Any:

@@ -11,7 +11,6 @@ builtin here), imported when it is used, so that ``--help`` and ``--version`` ar
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import io
 import os
@@ -24,6 +23,7 @@ from typing import NoReturn
 import click
 
 from fedbench.errors import ClientTaskError, FedbenchError, OutputError
+from fedbench.registry import did_you_mean
 
 __all__ = ["COMMANDS", "main"]
 
@@ -90,9 +90,10 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or say which one may have been meant."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            ctx.fail(f"the command must be one of {', '.join(COMMANDS)}, got {args[0]!r}.{hint}")
+            ctx.fail(
+                f"the command must be one of {', '.join(COMMANDS)}, got {args[0]!r}."
+                f"{did_you_mean(args[0], COMMANDS)}"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

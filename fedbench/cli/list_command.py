@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 
 import click
 
-from fedbench.registry import Registry
+from fedbench.registry import Registry, did_you_mean
 
 __all__ = ["list_names"]
 
@@ -48,10 +47,9 @@ def list_names(tables: tuple[str, ...]) -> None:
     """
     for title in tables:
         if title not in TABLES:
-            close = difflib.get_close_matches(title, TABLES, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(
-                f"the table must be one of {', '.join(TABLES)}, got {title!r}.{hint}",
+                f"the table must be one of {', '.join(TABLES)}, got {title!r}."
+                f"{did_you_mean(title, TABLES)}",
                 click.get_current_context(),
             )
     chosen = {title: _registry(TABLES[title]) for title in tables or TABLES}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from fedbench.configuration.problems import Origins, suggestion
 from fedbench.configuration.schema import COMMAND_KEYS, RunConfiguration, is_text
 from fedbench.configuration.yaml_text import parse_document, parse_value
 from fedbench.errors import ConfigurationError
+from fedbench.registry import did_you_mean
 
 __all__ = ["Layers", "flag_of", "rank_of", "read_layers", "variable_of"]
 
@@ -167,13 +167,9 @@ def _variables(environ: Mapping[str, str]) -> dict[str, str]:
         if name in known:
             if text:
                 found[known[name]] = text
-        elif name.startswith(_PREFIX):
-            # Other variables of this prefix belong to the build and to the C++ core.
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if close:
-                raise ConfigurationError(
-                    f"unknown environment variable {name}. Did you mean {close[0]}?"
-                )
+        # Other variables of this prefix belong to the build and to the C++ core.
+        elif name.startswith(_PREFIX) and (hint := did_you_mean(name, known, cutoff=0.85)):
+            raise ConfigurationError(f"unknown environment variable {name!r}.{hint}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 
 from fedbench.configuration.yaml_text import KeyPath
 from fedbench.errors import ConfigurationError
+from fedbench.registry import did_you_mean
 
 __all__ = ["Origins", "Problem", "problems_of", "refuse", "suggestion"]
 
@@ -72,10 +72,8 @@ class Origins:
 def suggestion(word: str, known: Iterable[str], plural: str) -> str:
     """Return the sentence that says which word may have been meant, or which ones there are."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    if close:
-        return f"Did you mean {close[0]!r}?"
-    return "There is no other key here." if not known else f"{plural}: {', '.join(known)}."
+    otherwise = f"{plural}: {', '.join(known)}." if known else "There is no other key here."
+    return did_you_mean(word, known).strip() or otherwise
 
 
 def problems_of(error: ValidationError, keys: Sequence[str], at: KeyPath = ()) -> list[Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import zlib
 from collections.abc import Sequence
 from os import PathLike
@@ -16,7 +15,7 @@ import torch
 from fedbench.data._files import existing_file, malformed, num_classes_of
 from fedbench.data.federated import ArrayDataset
 from fedbench.data.split import stratified_split
-from fedbench.registry import missing_extra
+from fedbench.registry import did_you_mean, missing_extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,12 +126,11 @@ def _check_columns(file: Path, table: pd.DataFrame, names: Sequence[str]) -> Non
     for name in names:
         if name not in table.columns:
             known = ", ".join(map(repr, table.columns))
-            close = difflib.get_close_matches(str(name), map(str, table.columns), n=1)
             raise malformed(
                 file,
                 f"column {name!r}",
                 f"must be in the file, which has {known}",
-                f"Did you mean {close[0]!r}?" if close else "Check the name",
+                did_you_mean(name, table.columns).strip() or "Check the name",
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import io
 import json
@@ -13,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedbench.registry import missing_extra
+from fedbench.registry import did_you_mean, missing_extra
 from fedbench.report.columns import COLUMNS, Column, Row, rows
 from fedbench.report.frames import to_frame
 from fedbench.report.html import to_html
@@ -101,10 +100,9 @@ def format_of(path: str | Path, formats: Iterable[str] = FORMATS) -> str:
     known = list(formats)
     suffix = Path(path).suffix.lower()
     if suffix not in known:
-        close = difflib.get_close_matches(suffix, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
-            f"the file name must end in one of {', '.join(known)}, got {str(path)!r}.{hint}"
+            f"the file name must end in one of {', '.join(known)}, got {str(path)!r}."
+            f"{did_you_mean(suffix, known)}"
         )
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise missing_extra("the format .parquet", "pyarrow", "parquet")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from fedbench.algorithms import ALGORITHMS, find_algorithm
 from fedbench.errors import UnknownNameError
 from fedbench.executors import EXECUTORS, default_workers
 from fedbench.executors.resources import available_cpus
-from fedbench.registry import Registry
+from fedbench.registry import Registry, did_you_mean
 from fedbench.report.records import BASELINE_BACKEND, VECTORIZED, Configuration
 from fedbench.reproducibility import check_level
 from fedbench.workloads import WORKLOADS
@@ -64,10 +63,10 @@ PRESETS = {
 def find_preset(name: str) -> Preset:
     """Return the preset `name`; `UnknownNameError` lists the known names."""
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(map(repr, PRESETS))
-        raise UnknownNameError(f"preset must be one of {known}, got {name!r}.{hint}")
+        raise UnknownNameError(
+            f"preset must be one of {known}, got {name!r}.{did_you_mean(name, PRESETS)}"
+        )
     return PRESETS[name]
 
 

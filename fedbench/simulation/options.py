@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from fedbench.algorithms import Algorithm
+from fedbench.registry import did_you_mean
 from fedbench.simulation.compression import COMPRESSIONS, Compression
 from fedbench.simulation.faults import STRAGGLERS, Stragglers, check_dropout
 from fedbench.simulation.participation import PARTICIPATIONS, Participation, Uniform
@@ -196,9 +196,8 @@ def make_options(of_workload: Mapping[str, Any], given: Mapping[str, Any]) -> Si
     known = [field.name for field in dataclasses.fields(SimulationOptions)]
     for name in chosen:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(known)}."
-            raise TypeError(f"a simulation has no option {name!r}. {hint}")
+            hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
+            raise TypeError(f"a simulation has no option {name!r}.{hint}")
     return SimulationOptions(**chosen)
 
 

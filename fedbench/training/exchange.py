@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from typing import Literal
 
 import torch
 from torch import nn
+
+from fedbench.registry import did_you_mean
 
 __all__ = ["Exchange", "Roles"]
 
@@ -131,10 +132,9 @@ def _matched(
         if not names:
             modules = dict.fromkeys(name.rpartition(".")[0] for name in entries)
             known = [*entries, *(f"{module}.*" for module in modules if module)]
-            close = difflib.get_close_matches(pattern, known, n=1, cutoff=0.4)
-            hint = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(entries)}."
+            hint = did_you_mean(pattern, known, cutoff=0.4) or f" There are {', '.join(entries)}."
             raise ValueError(
-                f"{option} must match {what} of the model, but {pattern!r} matches none. {hint}"
+                f"{option} must match {what} of the model, but {pattern!r} matches none.{hint}"
             )
         found.update(names)
     return found

@@ -221,7 +221,7 @@ def test_everything_that_is_wrong_is_said_at_once():
 
 
 def test_a_near_miss_among_the_variables_is_an_error():
-    with pytest.raises(ConfigurationError, match="Did you mean FEDBENCH_REPRODUCIBILITY"):
+    with pytest.raises(ConfigurationError, match="Did you mean 'FEDBENCH_REPRODUCIBILITY'"):
         load(BASE, environ={"FEDBENCH_REPRODUCIBILTY": "L0"})
     only(BASE, environ={"FEDBENCH_ISA": "scalar", "FEDBENCH_NUM_THREADS": "1"})
 
