@@ -135,7 +135,7 @@ def test_many_small_tensors(benchmark, pools):
 
 
 def test_start_up(benchmark):
-    """Start of two workers against two bare interpreters that import torch."""
+    """Two workers and a first map on them, against two bare interpreters that import torch."""
     repeats = 3 if benchmark.enabled else 1
 
     def bare():
@@ -145,10 +145,33 @@ def test_start_up(benchmark):
         for program in programs:
             program.wait()
 
-    def ours():
-        with make_executor("processes", WORKERS):
-            pass
+    def ours(**options):
+        with make_executor("processes", WORKERS, **options) as executor:
+            executor.map(no_op, range(WORKERS))
 
-    seconds = interleaved({"two bare interpreters": bare, "processes": ours}, repeats)
+    candidates = {
+        "two bare interpreters": bare,
+        "processes": ours,
+        # These import each on their own.
+        "processes, two intra-op threads": functools.partial(ours, intraop_threads=2),
+    }
+    seconds = interleaved(candidates, repeats)
     record(benchmark, "start-up, s", seconds, "two bare interpreters", unit=1)
     benchmark.pedantic(ours, rounds=1)
+
+
+def test_replacing_a_worker(benchmark):
+    """Milliseconds per task with a new worker for each, against a bare interpreter with torch."""
+    count, repeats = (10, 3) if benchmark.enabled else (2, 1)
+    with make_executor("processes", 1, recycle_after=1) as executor:
+        executor.map(no_op, range(2))
+        candidates = {
+            "bare interpreter": lambda: subprocess.run(
+                [sys.executable, "-c", "import torch"], check=True
+            ),
+            "new worker": lambda: executor.map(no_op, range(count)),
+        }
+        seconds = interleaved(candidates, repeats)
+        seconds["new worker"] = [one / count for one in seconds["new worker"]]
+        record(benchmark, "a new worker, ms", seconds, "bare interpreter", unit=1e3)
+        benchmark.pedantic(candidates["new worker"], rounds=1)

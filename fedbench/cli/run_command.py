@@ -146,20 +146,21 @@ def _run_single(plan: Plan) -> RunResult:
     configuration = planned.configuration
     with usage_errors():
         simulation = make_simulation(configuration)
-    done = resume(simulation, configuration)
-    if done:
-        click.echo(f"resuming after round {done} of {configuration.rounds}", err=True)
-    with _bar(configuration.rounds or 0, done) as bar:
+    with simulation.executor:
+        done = resume(simulation, configuration)
+        if done:
+            click.echo(f"resuming after round {done} of {configuration.rounds}", err=True)
+        with _bar(configuration.rounds or 0, done) as bar:
 
-        def listener(progress: Progress) -> None:
-            text = _metrics_text(progress)
-            bar.update()
-            if text and bar.disable:
-                click.echo(f"round {progress.done} of {progress.total}: {text}", err=True)
-            elif text:
-                bar.set_postfix_str(text)
+            def listener(progress: Progress) -> None:
+                text = _metrics_text(progress)
+                bar.update()
+                if text and bar.disable:
+                    click.echo(f"round {progress.done} of {progress.total}: {text}", err=True)
+                elif text:
+                    bar.set_postfix_str(text)
 
-        history = run_one(simulation, configuration, listener)
+            history = run_one(simulation, configuration, listener)
     return RunResult(planned, history, simulation.state_digest())
 
 

@@ -145,24 +145,32 @@ def make_workload(configuration: RunConfiguration) -> Workload:
 
 
 def make_simulation(configuration: RunConfiguration) -> Simulation:
-    """Return the simulation of a resolved configuration; its executor is not started.
+    """Return the simulation of a resolved configuration; its executor is started and yours to close.
 
     Raises
     ------
     ValueError, TypeError
         If data, partition, model and the other values do not fit together.
+    ResourceError
+        If the machine does not provide what the workers need.
     """
-    return Simulation(
-        make_workload(configuration),
-        algorithm=make_algorithm(configuration),
-        executor=make_executor_of(configuration),
-        seed=configuration.seed,
-        reproducibility=configuration.reproducibility,
-        check_enclosure=configuration.check_enclosure,
-        reduce_in_workers=configuration.reduce_in_workers,
-        device=configuration.device,
-        **simulation_options(configuration),
-    )
+    executor = make_executor_of(configuration)
+    executor.start()  # first, because workers may get ready while the data is loaded
+    try:
+        return Simulation(
+            make_workload(configuration),
+            algorithm=make_algorithm(configuration),
+            executor=executor,
+            seed=configuration.seed,
+            reproducibility=configuration.reproducibility,
+            check_enclosure=configuration.check_enclosure,
+            reduce_in_workers=configuration.reduce_in_workers,
+            device=configuration.device,
+            **simulation_options(configuration),
+        )
+    except BaseException:
+        executor.close()
+        raise
 
 
 def base_workload(configuration: RunConfiguration) -> Workload | None:

@@ -84,7 +84,7 @@ def run_one(
     Parameters
     ----------
     simulation : Simulation
-        From :func:`make_simulation`, or resumed from a checkpoint.
+        From :func:`make_simulation`, or resumed from a checkpoint; its executor stays open.
     configuration : RunConfiguration
         Its configuration.
     listener : callable, optional
@@ -108,14 +108,13 @@ def run_one(
             metrics = {split: dict(values) for split, values in record.metrics.items()}
             listener(Progress(0, record.round, total, metrics))
 
-    with simulation.executor:
-        return simulation.run(
-            left,
-            evaluate_every=configuration.eval_every,
-            on_round=on_round,
-            checkpoint_dir=configuration.checkpoints,
-            checkpoint_every=configuration.checkpoint_every,
-        )
+    return simulation.run(
+        left,
+        evaluate_every=configuration.eval_every,
+        on_round=on_round,
+        checkpoint_dir=configuration.checkpoints,
+        checkpoint_every=configuration.checkpoint_every,
+    )
 
 
 def resume(simulation: Simulation, configuration: RunConfiguration) -> int:
@@ -130,8 +129,9 @@ def attempt(run: PlannedRun, listener: Listener | None = None) -> RunResult:
     """Run one of many; a failure becomes part of the result."""
     try:
         simulation = make_simulation(run.configuration)
-        resume(simulation, run.configuration)
-        history = run_one(simulation, run.configuration, listener)
+        with simulation.executor:
+            resume(simulation, run.configuration)
+            history = run_one(simulation, run.configuration, listener)
         return RunResult(run, history, simulation.state_digest())
     except Exception as error:  # noqa: BLE001 - reported with the run, the others go on
         return failure(run, error)

@@ -3,7 +3,7 @@
 ===========  ========================================================================
 sequential   one task at a time in the calling thread; the reference for all others
 threads      a persistent pool of threads in this process
-processes    a persistent pool of spawned processes with shared-memory transport
+processes    a persistent pool of processes with shared-memory transport
 ray          actors on a local or remote Ray cluster (extra ``ray``)
 ===========  ========================================================================
 

@@ -76,7 +76,7 @@ class Executor(BackendHooks):
         self.retries = check_count("retries", retries, 0)
         self.timeout = check_timeout(timeout)
         self.startup_s = 0.0
-        """Seconds that starting the workers took."""
+        """Seconds that :meth:`start` took; the first map may have to wait for workers."""
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._closed = False

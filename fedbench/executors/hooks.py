@@ -53,7 +53,7 @@ class BackendHooks(abc.ABC):
 
     @abc.abstractmethod
     def _start_workers(self) -> None:
-        """Start `workers` workers and wait until they are ready."""
+        """Start `workers` workers; the first map may have to wait until they are ready."""
 
     @abc.abstractmethod
     def _stop_workers(self) -> None:

@@ -33,12 +33,14 @@ def vectorized(job: Job) -> Outcome:
 
 
 def _run(job: Job, backend: str, workers: int | None, **options: Any) -> Outcome:
-    from fedbench import Simulation
+    from fedbench import make_executor
 
     ends = []
-    with Simulation(
-        job.load(), executor=backend, workers=workers, seed=job.seed, **options
-    ) as simulation:
+    # First of all: its workers import what they need while this process does, and loads the data.
+    with make_executor(backend, workers) as executor:
+        from fedbench import Simulation
+
+        simulation = Simulation(job.load(), executor=executor, seed=job.seed, **options)
         for _ in range(job.rounds):
             simulation.run_round()
             ends.append(time.perf_counter())

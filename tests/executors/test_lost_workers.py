@@ -131,19 +131,6 @@ def test_a_task_out_of_memory_is_an_error(shared):
     assert caught.value.index == 1
 
 
-def test_workers_that_cannot_start_are_an_error(processes, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ExecutorError, match="ended with exit code 1 while it started"):
-        processes()
-
-
-def test_workers_that_cannot_be_replaced_are_an_error(processes, monkeypatch):
-    executor = processes(retries=100)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(ExecutorError, match="end before they run a task: the last ended with exit"):
-        executor.map(lambda item: os._exit(1), range(4))
-
-
 def test_an_interpreter_that_does_not_exist_is_an_error(processes, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ExecutorError, match="could not be started"):

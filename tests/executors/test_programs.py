@@ -86,12 +86,12 @@ if __name__ == "__main__":
         places = {(pid, place) for pid, place, _ in seen}
         assert len(places) == len({pid for pid, _ in places}), "built more than once in a worker"
         assert {total for _, _, total in seen} == {1e6}
-        held = os.stat(f"/proc/self/fd/{executor._downlink.arena.fd}").st_blocks
+        held = os.stat(f"/proc/self/fd/{executor._maps.downlink.arena.fd}").st_blocks
         del data, task
         executor.map(abs, range(4))
         gc.collect()
         executor.map(abs, range(4))
-        given_back = held - os.stat(f"/proc/self/fd/{executor._downlink.arena.fd}").st_blocks
+        given_back = held - os.stat(f"/proc/self/fd/{executor._maps.downlink.arena.fd}").st_blocks
         print(given_back * 512 >= 4_000_000)
 """
 

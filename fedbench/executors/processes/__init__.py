@@ -1,4 +1,4 @@
-"""A persistent pool of spawned processes with shared-memory transport.
+"""A persistent pool of processes with shared-memory transport.
 
 ::
 
@@ -13,16 +13,20 @@
 
     control page (first of the up arena): which task runs, since when; "skip this map"
 
-Solid lines copy, dashed lines are the same memory. A worker is a fresh interpreter (never a fork)
-that imports no ``__main__``; it ends when its socket does, so when the caller is killed too.
-All work of the calling process happens in the thread that calls ``map``; there is no helper
-thread, and no send of it ever blocks.
+Solid lines copy, dashed lines are the same memory. A worker is never a fork of the caller: it is
+forked from the executor's template, a fresh interpreter that has done nothing but import, and not
+``__main__``. It ends when its socket or the template does, so when the caller is killed too. All
+work of the calling process happens in the thread that calls ``map``; there is no helper thread,
+and no send of a message ever blocks.
 
 ============  ==================================================================
-executor.py   the hooks: which worker gets which task, and what a lost one means
+executor.py   the backend: options, start and end
+maps.py       its hooks: which worker gets which task, and what a lost one means
 dispatch.py   how many tasks a worker is given at a time
 broadcast.py  the caller's side of the down arena: broadcast and residents
-pool.py       starting and ending worker processes
+pool.py       the workers as the caller sees them, and waiting for them
+launch.py     starting and ending processes
+template.py   what runs in the template
 worker.py     what runs in a worker
 protocol.py   messages and their framing
 slots.py      result slots, both sides

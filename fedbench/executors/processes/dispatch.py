@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["BatchSize"]
+from collections import OrderedDict
 
-_BATCH_S = 0.001
+__all__ = ["BATCH_S", "BatchSize", "BatchSizes"]
+
+BATCH_S = 0.01
 """A batch should hold about this much work: far more than a message costs, too little to wait."""
 _MAX_BATCH = 64
 _LONG_S = 0.1
 """A worker that runs tasks of this length loses nothing by waiting for each."""
 _NEW_WEIGHT = 0.5
+_KNOWN_TASKS = 16
+"""Tasks whose length is remembered: some more than a round has kinds of."""
 
 
 class BatchSize:
@@ -23,7 +27,7 @@ class BatchSize:
         Length of tasks from which on none is queued.
     """
 
-    def __init__(self, batch_s: float = _BATCH_S, long_s: float = _LONG_S) -> None:
+    def __init__(self, batch_s: float = BATCH_S, long_s: float = _LONG_S) -> None:
         self._batch_s = batch_s
         self._long_s = long_s
         self._task_s: float | None = None
@@ -64,3 +68,20 @@ class BatchSize:
         if self._task_s is not None and self._task_s > self._long_s:
             return 1
         return 2 * batch
+
+
+class BatchSizes:
+    """Remembers from map to map how long each task took."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, BatchSize] = OrderedDict()
+
+    def of(self, payload: bytes) -> BatchSize:
+        """Return the batch size of the task with this payload, as far as maps have taught it."""
+        # Two payloads of one hash would share a hint, which costs a moment and no result.
+        key = hash(payload)
+        size = self._known.setdefault(key, BatchSize())
+        self._known.move_to_end(key)
+        if len(self._known) > _KNOWN_TASKS:
+            self._known.popitem(last=False)
+        return size

@@ -1,56 +1,33 @@
-"""The hooks of the ``processes`` backend: which worker gets which task, and what a loss means."""
+"""The ``processes`` backend: its options, and the life of its workers.
+
+This module does not import torch: it is imported after the workers were started, so that they
+import it at the same time.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedbench.errors import (
-    ExecutorError,
-    ResourceError,
-    WorkerDiedError,
-)
-from fedbench.executors.ambient import Ambient
 from fedbench.executors.base import Executor
 from fedbench.executors.checks import check_count
-from fedbench.executors.engine import Ending
-from fedbench.executors.hooks import Job
-from fedbench.executors.packing import sending
-from fedbench.executors.processes.broadcast import Downlink
-from fedbench.executors.processes.dispatch import BatchSize
-from fedbench.executors.processes.memory import Arena
-from fedbench.executors.processes.pool import (
-    EXIT_S,
-    Crew,
-    WorkerHandle,
-    cannot_start,
-    describe_exit,
-    kill_all,
-    search_path,
-)
-from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel
-from fedbench.executors.processes.results import fill_in, late_error, open_answers
-from fedbench.executors.runner import Failure, Outcome, Ticket
+from fedbench.executors.processes.launch import Launcher
+
+if TYPE_CHECKING:
+    from fedbench.executors.engine import Ending
+    from fedbench.executors.hooks import Job
+    from fedbench.executors.processes.maps import Maps
+    from fedbench.executors.runner import Outcome, Ticket
 
 __all__ = ["ProcessExecutor"]
 
-_START_S = 120.0
-"""How long a worker may take to import what it needs."""
-_GRACE_S = 1.0
-"""How long the tasks that run may go on after another has failed."""
-_POLL_S = 0.2
-"""How often time-outs are looked at, at least."""
-_PATIENT_S = 60.0
-_MAX_IDLE_DEATHS = 3
-"""Workers that may die in one map without running anything, per worker."""
-
 
 class ProcessExecutor(Executor):
-    """Runs tasks in spawned processes that live as long as the executor.
+    """Runs tasks in processes that live as long as the executor.
+
+    Starting it does not wait for them: they import what they need while the caller goes on. The
+    first map waits for them, and raises if they cannot start.
 
     Parameters
     ----------
@@ -83,299 +60,53 @@ class ProcessExecutor(Executor):
         self.recycle_after = (
             None if recycle_after is None else check_count("recycle_after", recycle_after, 1)
         )
-        self._crew = Crew()
-        self._downlink: Downlink | None = None
-        self._batches = BatchSize()
-        self._batch = self._depth = 1
-        self._number = 0
-        self._task: tuple[int, Parcel, list[memoryview]] = (0, Parcel(), [])
-        self._map: tuple[tuple[Any, ...], list[memoryview]] = ((), [])
-        self._folding = False
-        self._ready: list[Outcome] = []
-        self._collected: list[Any] = []
-        self._idle_deaths = 0
-
-    # -- life -----------------------------------------------------------------------------------
+        self._launcher: Launcher | None = None
+        self._maps: Maps | None = None
 
     def _start_workers(self) -> None:
-        try:
-            self._downlink = Downlink(Arena())
-        except OSError as error:
-            raise cannot_start(error) from error
+        self._launcher = Launcher(self.intraop_threads)
         # Also runs when the program ends without close(), or drops the executor.
-        weakref.finalize(self, kill_all, self._crew.workers, os.getpid())
-        for _ in range(self.workers):
-            self._add_worker()
-        deadline = time.monotonic() + _START_S
-        while not all(worker.ready for worker in self._crew.workers):
-            if time.monotonic() > deadline:
-                raise ResourceError(
-                    f"{self.workers} worker processes must start within {_START_S:.0f} s, got "
-                    f"{sum(worker.ready for worker in self._crew.workers)}. The machine is "
-                    "overloaded, or an import in the workers waits for something."
-                )
-            self._receive(1.0)
-            for worker in self._crew.workers:
-                if worker.gone:
-                    code = self._crew.remove(worker, EXIT_S)
-                    raise ExecutorError(
-                        f"a worker process {describe_exit(code)} while it started; "
-                        "its own messages are on stderr."
-                    )
+        weakref.finalize(self, self._launcher.close)
+        # Imports torch, which must not wait for the first map: one that is interrupted and then
+        # imported again crashes.
+        from fedbench.executors.processes.maps import Maps
+
+        self._maps = Maps(
+            self._launcher,
+            workers=self.workers,
+            timeout=self.timeout,
+            recycle_after=self.recycle_after,
+        )
+        if not self._launcher.shares_imports:
+            self._maps.fill()  # each worker imports on its own, and may as well begin now
 
     def _stop_workers(self) -> None:
-        self._crew.stop()
-        if self._downlink is not None:
-            self._downlink.arena.close()
-            self._downlink = None
+        maps, self._maps = self._maps, None
+        launcher, self._launcher = self._launcher, None
+        if maps is not None:
+            maps.close()
+        if launcher is not None:
+            launcher.close()
 
-    def _add_worker(self) -> None:
-        self._crew.add(self._open_downlink().arena, self.intraop_threads)
-
-    def _open_downlink(self) -> Downlink:
-        if self._downlink is None:
+    def _open_maps(self) -> Maps:
+        if self._maps is None:
             raise RuntimeError("the executor is not started")
-        return self._downlink
-
-    # -- one map --------------------------------------------------------------------------------
+        return self._maps
 
     def _begin(self, job: Job) -> None:
-        downlink = self._open_downlink()
-        self._number += 1
-        self._batches = BatchSize()  # the tasks of the last map say nothing about these
-        self._folding = job.reducer is not None
-        self._ready, self._collected, self._idle_deaths = [], [], 0
-        with sending("the task"):
-            self._prepare_task(*downlink.pack(job.task))
-        broadcast = reducer = None
-        buffers: list[memoryview] = []
-        if job.has_broadcast:
-            with sending("the broadcast"):
-                broadcast, buffers = downlink.place_broadcast(job.broadcast)
-        if self._folding:
-            with sending("the reducer"):
-                payload, reducer_buffers = downlink.pack(job.reducer)
-            reducer = Parcel(None, payload, [buffer.nbytes for buffer in reducer_buffers])
-            buffers += reducer_buffers
-        head = (Kind.MAP, self._number, search_path(), Ambient.capture(), broadcast, reducer)
-        self._map = head, buffers
-        self._tend_workers(downlink)
-
-    def _prepare_task(self, payload: bytes, buffers: list[memoryview]) -> None:
-        """Note the task; one with the same bytes as the last need not be sent again."""
-        number, last, _ = self._task
-        if buffers or payload != last.payload:
-            sizes = [buffer.nbytes for buffer in buffers]
-            self._task = number + 1, Parcel(None, payload, sizes), buffers
-
-    def _tend_workers(self, downlink: Downlink) -> None:
-        """Replace workers that ended between maps, and pass on what the living must forget."""
-        forgotten, downlink.forgotten = downlink.forgotten, []
-        for worker in list(self._crew.workers):
-            # One that still owes answers was left so by an interrupt while a map ended.
-            if worker.has_ended() or worker.outstanding:
-                self._crew.remove(worker)
-            elif forgotten:
-                worker.send((Kind.FORGET, forgotten))
+        self._open_maps().begin(job, self._run)
 
     def _room(self) -> int:
-        for worker in list(self._crew.workers):
-            if self._left(worker) == 0 and not worker.outstanding:
-                self._crew.remove(worker, EXIT_S)
-        while len(self._crew.workers) < self.workers:
-            self._add_worker()
-        self._plan_sizes()
-        return sum(self._capacity(worker) for worker in self._crew.workers)
+        return self._open_maps().room()
 
     def _submit(self, tickets: Sequence[Ticket]) -> None:
-        waiting = list(reversed(tickets))
-        while waiting:
-            worker = max(self._crew.workers, key=self._capacity)
-            count = max(1, min(self._batch, self._capacity(worker), len(waiting)))
-            self._send_tasks(worker, [waiting.pop() for _ in range(count)])
-
-    def _plan_sizes(self) -> None:
-        """Decide how many tasks go in a message, and how many a worker may hold."""
-        remaining = None if self._run is None else self._run.source.remaining
-        self._batch = self._batches.batch(remaining, self.workers)
-        self._depth = self._batches.depth(self._batch, remaining, self.workers)
-
-    def _capacity(self, worker: WorkerHandle) -> int:
-        return int(max(0, min(self._depth, self._left(worker)) - len(worker.outstanding)))
-
-    def _left(self, worker: WorkerHandle) -> float:
-        """Return how many more tasks a worker may run before it is replaced."""
-        if self.recycle_after is None or self._folding:
-            return math.inf
-        return max(0, self.recycle_after - worker.num_done)
-
-    def _send_tasks(self, worker: WorkerHandle, tickets: list[Ticket]) -> None:
-        if worker.map_number != self._number:
-            worker.map_number = self._number
-            task_number, task, task_buffers = self._task
-            if worker.task_number != task_number:
-                worker.task_number = task_number
-                worker.send((Kind.TASK, task), task_buffers)
-            worker.send(*self._map)
-        entries: list[tuple[int, Parcel]] = []
-        buffers: list[memoryview] = []
-        for ticket in tickets:
-            try:
-                entries.append((ticket.index, self._pack_item(ticket.item, buffers)))
-            except Exception as error:  # noqa: BLE001 - user code runs in pickling
-                failure = Failure.of(error, "has an item that cannot be sent to a worker")
-                self._ready.append(Outcome(ticket.index, failure=failure))
-            else:
-                worker.outstanding[ticket.index] = ticket
-        if entries:
-            freed = worker.slots.take_released()
-            worker.send((Kind.TASKS, self._number, entries, freed), buffers)
-
-    def _pack_item(self, item: Any, buffers: list[memoryview]) -> Parcel:
-        if type(item) in ATOMS:
-            return Parcel(item)
-        payload, own = self._open_downlink().pack(item)
-        # What the socket does not take at once is sent later, when the item may have changed.
-        buffers += [memoryview(bytes(buffer)) for buffer in own]
-        return Parcel(None, payload, [buffer.nbytes for buffer in own])
+        self._open_maps().submit(tickets)
 
     def _completed(self) -> list[Outcome]:
-        if not self._ready:
-            self._receive(self._poll_s())
-        outcomes, self._ready = self._ready, []
-        return outcomes
+        return self._open_maps().completed()
 
     def _end(self, ending: Ending) -> Sequence[Outcome]:
-        workers = list(self._crew.workers)
-        if ending is Ending.INTERRUPTED:
-            # A message may have been cut short anywhere: none of them can be trusted.
-            for worker in workers:
-                self._crew.remove(worker)
-        elif ending is Ending.FAILED:
-            for worker in workers:
-                worker.control.stop(self._number)
-            deadline = time.monotonic() + _GRACE_S
-            while self._busy() and (left := deadline - time.monotonic()) > 0:
-                self._receive(left)
-            for worker in self._busy():
-                self._crew.remove(worker)
-        for worker in self._crew.workers:
-            worker.folded.clear()
-        outcomes, self._ready = self._ready, []
-        self._map = (), []
-        return outcomes
-
-    def _busy(self) -> list[WorkerHandle]:
-        return [one for one in self._crew.workers if one.outstanding or one.outbox]
+        return self._open_maps().end(ending)
 
     def _partials(self) -> Iterable[Any]:
-        waiting = [worker for worker in self._crew.workers if worker.folded]
-        for worker in waiting:
-            worker.send((Kind.COLLECT, self._number))
-        while any(worker.folded and not worker.gone for worker in waiting) and not self._ready:
-            self._receive(self._poll_s())
-        collected, self._collected = self._collected, []
-        return collected
-
-    # -- messages -------------------------------------------------------------------------------
-
-    def _poll_s(self) -> float:
-        return _PATIENT_S if self.timeout is None else min(_POLL_S, self.timeout / 4)
-
-    def _receive(self, timeout_s: float) -> None:
-        """Wait for messages, handle them, and deal with workers that are gone or late."""
-        for worker, head, blob in self._crew.poll(timeout_s):
-            kind = head[0]
-            content = head[1:]
-            if kind == Kind.DONE:
-                self._take_results(worker, blob, *content)
-            elif kind == Kind.PARTIAL:
-                self._take_partial(worker, blob, *content)
-            else:
-                worker.ready = True
-        for worker in list(self._crew.workers):
-            if worker.gone and self._run is not None:
-                self._lose(worker)
-            elif self.timeout is not None:
-                self._check_time(worker, self.timeout)
-
-    def _take_results(
-        self,
-        worker: WorkerHandle,
-        blob: memoryview,
-        number: int,
-        entries: list[tuple[int, bool, Parcel | None]],
-        seconds: float,
-        discarded: list[int],
-        refusal: str,
-    ) -> None:
-        opened = iter(open_answers(worker, entries, blob))
-        for index, _, parcel in entries:
-            ticket = worker.outstanding.pop(index)
-            if parcel is None:
-                continue  # skipped, because the map had failed
-            outcome = next(opened)
-            self._ready.append(outcome)
-            if self._folding and outcome.failure is None:
-                worker.folded.append(ticket)
-        worker.num_done += len(entries)
-        worker.slots.discard(discarded)
-        self._batches.observe(len(entries), seconds)
-        if refusal:
-            self._open_downlink().warn(refusal)
-
-    def _take_partial(
-        self, worker: WorkerHandle, blob: memoryview, number: int, ok: bool, parcel: Parcel
-    ) -> None:
-        (outcome,) = open_answers(worker, [(0, ok, parcel)], blob)
-        if number != self._number or not worker.folded:
-            return  # asked for twice, because another worker died in between
-        if outcome.failure is None:
-            self._collected.append(outcome.value)
-            worker.folded.clear()
-        else:
-            outcome.failure.action = "was folded into a partial reducer that cannot be sent"
-            self._blame(worker.folded[0], outcome.failure)
-
-    # -- losses ---------------------------------------------------------------------------------
-
-    def _check_time(self, worker: WorkerHandle, timeout: float) -> None:
-        running = worker.control.running
-        ticket = worker.outstanding.get(running) if running is not None else None
-        if ticket is None or worker.control.running_s <= timeout:
-            return
-        error = late_error(ticket, worker, timeout)
-        self._drop(worker, ticket, error)
-
-    def _lose(self, worker: WorkerHandle) -> None:
-        """Deal with a worker that ended by itself."""
-        running = worker.control.running
-        ticket = None if running is None else worker.outstanding.get(running)
-        if ticket is None and worker.folded:
-            ticket = worker.folded[0]
-        died = WorkerDiedError("", index=-1 if ticket is None else ticket.index)
-        code = self._drop(worker, ticket, died)
-        if ticket is not None:
-            fill_in(died, ticket, worker, code)
-            return
-        self._idle_deaths += 1
-        if self._idle_deaths > _MAX_IDLE_DEATHS * self.workers:
-            raise ExecutorError(
-                f"worker processes end before they run a task: the last {describe_exit(code)}. "
-                "Their own messages are on stderr."
-            )
-
-    def _drop(self, worker: WorkerHandle, ticket: Ticket | None, error: ExecutorError) -> int:
-        """End a worker; blame one of its tasks and put the others back."""
-        code = self._crew.remove(worker, EXIT_S if worker.gone else 0.0)
-        if self._run is not None:
-            others = [*worker.outstanding.values(), *worker.folded]
-            self._run.requeue(one for one in others if one is not ticket)
-            if ticket is not None:
-                self._blame(ticket, Failure(error))
-        return code
-
-    def _blame(self, ticket: Ticket, failure: Failure) -> None:
-        if self._run is not None:
-            self._run.flying[ticket.index] = ticket
-        self._ready.append(Outcome(ticket.index, failure=failure))
+        return self._open_maps().partials()

@@ -5,49 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
-import subprocess
-import sys
+import time
 from typing import Any
 
-import psutil
-
-from fedbench.errors import ResourceError
 from fedbench.executors.processes.control import ControlPage
+from fedbench.executors.processes.launch import Launcher, cannot_start
 from fedbench.executors.processes.memory import Arena
 from fedbench.executors.processes.protocol import Inbox, Kind, Outbox, frame
 from fedbench.executors.processes.slots import SlotReader
-from fedbench.executors.processes.worker import COMMAND
-from fedbench.executors.resources import available_cpus, memory_limit
 from fedbench.executors.runner import Ticket
 
-__all__ = [
-    "EXIT_S",
-    "Crew",
-    "WorkerHandle",
-    "cannot_start",
-    "describe_exit",
-    "kill_all",
-    "search_path",
-]
+__all__ = ["EXIT_S", "Crew", "WorkerHandle", "kill_all"]
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-_KEPT_BYTES = 2**30
-"""Free memory that a worker's allocator keeps at most."""
 EXIT_S = 2.0
 """How long a worker that was told to end may take."""
-
-
-def search_path() -> list[str]:
-    """Return the caller's module search path, independent of the current folder."""
-    return [os.path.abspath(entry) for entry in sys.path]
 
 
 class WorkerHandle:
@@ -55,18 +27,20 @@ class WorkerHandle:
 
     Parameters
     ----------
+    launcher : Launcher
+        Starts the process.
     down : Arena
         The caller's arena.
-    intraop_threads : int
-        Torch's threads inside one task.
 
     Raises
     ------
     ResourceError
         If the system does not provide a process, descriptors or memory.
+    ExecutorError
+        If no process can be started for another reason.
     """
 
-    def __init__(self, down: Arena, intraop_threads: int) -> None:
+    def __init__(self, launcher: Launcher, down: Arena) -> None:
         self.outstanding: dict[int, Ticket] = {}
         """Tasks that were sent and not answered, in order."""
         self.folded: list[Ticket] = []
@@ -77,39 +51,24 @@ class WorkerHandle:
         """The last map that was announced."""
         self.num_done = 0
         self.ready = False
+        """Whether it has said that it can work."""
         self.polled_for = select.POLLIN
         with contextlib.ExitStack() as undo:
             try:
-                self._start(down, intraop_threads, undo)
+                self._start(launcher, down, undo)
             except OSError as error:
                 raise cannot_start(error) from error
             undo.pop_all()
 
-    def _start(self, down: Arena, intraop_threads: int, undo: contextlib.ExitStack) -> None:
+    def _start(self, launcher: Launcher, down: Arena, undo: contextlib.ExitStack) -> None:
         ours, theirs = socket.socketpair()
         undo.callback(ours.close)
         self._up = Arena()
         undo.callback(self._up.close)
         self.control = ControlPage(self._up, create=True)
-        fds = (theirs.fileno(), down.fd, self._up.fd)
-        numbers = (*fds, os.getpid(), intraop_threads)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                [
-                    sys.executable,
-                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-                    "-c",
-                    COMMAND,
-                    repr(search_path()),
-                    *map(str, numbers),
-                ],
-                stdin=subprocess.DEVNULL,
-                env=_environment(intraop_threads),
-                pass_fds=fds,
-                # Its own group: a Ctrl-C at the terminal reaches the caller alone, and what a
-                # task started ends with its worker.
-                process_group=0,
-            )
+            self._process = launcher.start_worker((theirs.fileno(), down.fd, self._up.fd))
+        self.began = time.monotonic()
         ours.setblocking(False)
         self._socket = ours
         self.pid = self._process.pid
@@ -129,86 +88,51 @@ class WorkerHandle:
 
     def has_ended(self) -> bool:
         """Look whether the process has ended; finished results can still be read."""
-        return self._process.poll() is not None
+        return self._process.has_ended()
 
     def send(self, head: tuple[Any, ...], buffers: list[memoryview] | None = None) -> None:
         """Send a message, now or as soon as the worker reads."""
         self.outbox.send(frame(head, buffers or []))
 
-    def end(self, wait_s: float = 0.0) -> int:
-        """End the worker and everything that its tasks started; return its exit code.
+    def end(self, wait_s: float = 0.0) -> int | None:
+        """End the worker and everything that its tasks started; return its exit code, if known.
 
         Parameters
         ----------
         wait_s : float
             How long it may take to end by itself.
         """
-        if self._process.returncode is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if wait_s:
-                    self._process.wait(wait_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        code = self._process.wait()
+        code = self._process.end(wait_s)
         self._socket.close()
         self._up.close()
         return code
 
 
-def _environment(intraop_threads: int) -> dict[str, str]:
-    """Return the environment of a worker: thread caps, and an allocator that keeps its pages.
-
-    glibc gives large blocks back to the system on every free, so each training step would have
-    its activations and gradients zeroed and mapped anew: a quarter of the time of a small CNN.
-    """
-    total = min(psutil.virtual_memory().total, memory_limit())
-    kept = int(min(_KEPT_BYTES, total / (8 * available_cpus())))
-    allocator = {
-        "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": str(kept),
-        "MALLOC_TOP_PAD_": str(kept // 16),
-    }
-    caps = dict.fromkeys(_THREAD_VARIABLES, str(intraop_threads))
-    return allocator | dict(os.environ) | caps
-
-
-def cannot_start(error: OSError) -> ResourceError:
-    """Return the error for a machine that does not provide what a worker needs."""
-    return ResourceError(
-        f"a worker process could not be started: {error}. Check the limits on processes, open "
-        "files and memory (ulimit -u, ulimit -n, ulimit -v)."
-    )
-
-
-def describe_exit(code: int) -> str:
-    """Return words for an exit code of a worker."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}"
-
-
 class Crew:
-    """The workers of one executor, and waiting for their messages."""
+    """The workers of one executor, and waiting for their messages.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    launcher : Launcher
+        Starts the processes.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
         self.workers: list[WorkerHandle] = []
         self._poller = select.poll()
         self._by_fd: dict[int, WorkerHandle] = {}
 
-    def add(self, down: Arena, intraop_threads: int) -> WorkerHandle:
+    def add(self, down: Arena) -> WorkerHandle:
         """Start one more worker, without waiting until it is ready."""
-        worker = WorkerHandle(down, intraop_threads)
+        worker = WorkerHandle(self._launcher, down)
         self.workers.append(worker)
         self._by_fd[worker.fd] = worker
         self._poller.register(worker.fd, select.POLLIN)
         return worker
 
-    def remove(self, worker: WorkerHandle, wait_s: float = 0.0) -> int:
-        """End a worker, kindly if there is time; return its exit code."""
+    def remove(self, worker: WorkerHandle, wait_s: float = 0.0) -> int | None:
+        """End a worker, kindly if there is time; return its exit code, if known."""
         self._poller.unregister(worker.fd)
         del self._by_fd[worker.fd]
         if wait_s and not worker.gone:

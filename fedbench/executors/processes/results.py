@@ -6,13 +6,16 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from fedbench.errors import TaskTimeoutError, WorkerDiedError
-from fedbench.executors.processes.pool import WorkerHandle, describe_exit
+from fedbench.executors.processes.launch import describe_exit
+from fedbench.executors.processes.pool import WorkerHandle
 from fedbench.executors.processes.protocol import Parcel, open_parcel, split_among
 from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
 
 __all__ = ["fill_in", "late_error", "open_answers"]
 
-_HINTS = {-signal.SIGKILL: " SIGKILL is often the system's answer to too little memory."}
+_HINTS: dict[int | None, str] = {
+    -signal.SIGKILL: " SIGKILL is often the system's answer to too little memory."
+}
 
 
 def open_answers(
@@ -52,7 +55,9 @@ def late_error(ticket: Ticket, worker: WorkerHandle, timeout: float) -> TaskTime
     )
 
 
-def fill_in(error: WorkerDiedError, ticket: Ticket, worker: WorkerHandle, exitcode: int) -> None:
+def fill_in(
+    error: WorkerDiedError, ticket: Ticket, worker: WorkerHandle, exitcode: int | None
+) -> None:
     """Complete the error about a worker that ended while it ran a task."""
     error.item, error.pid, error.exitcode = client_of(ticket.item), worker.pid, exitcode
     error.args = (

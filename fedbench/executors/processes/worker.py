@@ -20,6 +20,7 @@ from fedbench.executors.guard import Guarded
 from fedbench.executors.nesting import mark_worker_process
 from fedbench.executors.packing import pack, portable_failure, unpack
 from fedbench.executors.processes.control import ControlPage
+from fedbench.executors.processes.dispatch import BATCH_S
 from fedbench.executors.processes.memory import Arena, Extent, Mapping
 from fedbench.executors.processes.protocol import (
     ATOMS,
@@ -35,15 +36,9 @@ from fedbench.executors.processes.slots import SLOT_THRESHOLD, SlotWriter
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure, Outcome, TaskRunner
 
-__all__ = ["COMMAND", "load_resident", "main"]
+__all__ = ["load_resident", "main"]
 
-COMMAND = (
-    "import sys; sys.path[:] = eval(sys.argv[1]); "
-    "from fedbench.executors.processes.worker import main; main(*map(int, sys.argv[2:]))"
-)
-"""What the interpreter of a worker runs; the caller's search path comes first."""
-
-_FLUSH_S = 0.002
+_FLUSH_S = 2 * BATCH_S
 """Results of a batch that took longer than this so far are not held back for the rest."""
 
 _down: Arena
@@ -59,7 +54,7 @@ def main(socket_fd: int, down_fd: int, up_fd: int, parent_pid: int, intraop_thre
         Descriptors of the message socket, of the arena that the caller fills (broadcast and
         resident constants) and of the one that this worker fills (results).
     parent_pid : int
-        Process id of the caller.
+        Process id of the template, which ends when the caller does.
     intraop_threads : int
         Torch's threads inside one task.
     """
@@ -217,7 +212,8 @@ class Worker:
             answer.add(self._run_task(index, parcel, buffers))
             if answer.is_due():
                 self._send(*answer.take())
-        self._send(*answer.take())
+        if answer:
+            self._send(*answer.take())
         # Not before the results are out: if they are lost, the task is to blame.
         self._control.rest()
 
@@ -283,6 +279,9 @@ class _Answer:
         self._large = False
         self.entries: list[tuple[int, bool, Parcel | None]] = []
         self.buffers: list[memoryview] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
 
     def skip(self, index: int) -> None:
         """Answer for a task that was not run."""

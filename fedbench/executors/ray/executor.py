@@ -17,7 +17,7 @@ from fedbench.executors.engine import Ending
 from fedbench.executors.hooks import Job
 from fedbench.executors.packing import pack, sending
 from fedbench.executors.processes.dispatch import BatchSize
-from fedbench.executors.processes.pool import search_path
+from fedbench.executors.processes.launch import search_path
 from fedbench.executors.processes.protocol import ATOMS, Parcel, open_parcel
 from fedbench.executors.ray.cluster import Cluster, Placement, check_resources, join
 from fedbench.executors.ray.crew import Call, Crew, Kind, Residents, Worker, describe_loss
