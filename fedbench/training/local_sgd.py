@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.data import ClientData
+from fedbench.training.dense_gradients import DenseGradients
 from fedbench.training.gradients import gradients
 from fedbench.training.losses import Loss
 from fedbench.training.optimizers import MakeOptimizer
@@ -264,6 +265,7 @@ class SGDStep:
         self._module, self._parameters = model.module, model.trainable
         # The same memory, on which an in-place step needs no `no_grad` around it.
         self._detached = [parameter.detach() for parameter in model.trainable]
+        self._dense = DenseGradients.of(model.module, model.trainable, loss)
         self._work, self._loss, self._proximal = work, loss, proximal
         views = model.layout.views
         self._anchors = views(anchor) if proximal and anchor is not None else None
@@ -276,8 +278,7 @@ class SGDStep:
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Take the step on the batch ``(x, y)``."""
         work = self._work
-        value = self._loss.mean(_outputs(self._module, x), y)
-        steps = gradients(value, self._parameters)
+        value, steps = self._gradients(x, y)
         parameters = self._detached
         _clip(steps, work)
         if work.weight_decay:
@@ -295,7 +296,15 @@ class SGDStep:
             torch._foreach_add_(parameters, steps, alpha=-work.lr)
         else:
             self._step_of(self._optimizer, steps)
-        return value.detach()
+        return value
+
+    def _gradients(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the detached mean loss of the batch and its gradients."""
+        known = self._dense(x, y) if self._dense is not None else None
+        if known is not None:
+            return known
+        value = self._loss.mean(_outputs(self._module, x), y)
+        return value.detach(), gradients(value, self._parameters)
 
     def _step_of(self, optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> None:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,7 +12,16 @@ from torch import Tensor
 
 from fedbench.registry import Entry, Registry
 
-__all__ = ["CROSS_ENTROPY", "LOSSES", "MEAN_SQUARED_ERROR", "Loss"]
+__all__ = ["CROSS_ENTROPY", "LOSSES", "MEAN_SQUARED_ERROR", "Loss", "LossGradient"]
+
+LossGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor] | None]
+"""``(outputs, targets) -> (mean, gradient of the mean by the outputs)``."""
+
+_aten: Any = torch.ops.aten
+_MEAN = 1
+"""Torch's number for the reduction to the mean."""
+_IGNORED_CLASS = -100
+"""Samples of this class count nothing; the default of ``F.cross_entropy``."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +38,31 @@ class Loss:
         ``(outputs, targets) -> scalar tensor``, the score summed over the batch.
     higher_is_better : bool
         Whether a higher score is a better one.
+    gradient : callable, optional
+        A :data:`LossGradient` with the bits of ``mean`` and of autograd; returns None for
+        arguments that it leaves to these.
     """
 
     mean: Callable[[Tensor, Tensor], Tensor]
     score_name: str
     score_sum: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool = True
+    gradient: LossGradient | None = None
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets)
+
+
+def _cross_entropy_gradient(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Call what ``F.cross_entropy`` and its walk back call, for one class for each row."""
+    if outputs.dim() != 2 or targets.dim() != 1 or targets.dtype != torch.int64:
+        return None
+    logs = torch.log_softmax(outputs, 1)
+    options = (None, _MEAN, _IGNORED_CLASS)
+    mean, weight = _aten.nll_loss_forward(logs, targets, *options)
+    back = _aten.nll_loss_backward(torch.ones_like(mean), logs, targets, *options, weight)
+    return mean, torch._log_softmax_backward_data(back, logs, 1, outputs.dtype)
 
 
 def _num_correct(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -53,7 +78,7 @@ def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return error.mean(dim=1).sum() if error.dim() > 1 else torch.sum(error)
 
 
-CROSS_ENTROPY = Loss(_cross_entropy, "accuracy", _num_correct)
+CROSS_ENTROPY = Loss(_cross_entropy, "accuracy", _num_correct, gradient=_cross_entropy_gradient)
 MEAN_SQUARED_ERROR = Loss(
     _mean_squared_error, "absolute_error", _absolute_error, higher_is_better=False
 )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedbench.training.dense_gradients import ACTIVATION_BACKWARD
 from fedbench.training.losses import CROSS_ENTROPY, MEAN_SQUARED_ERROR, Loss
 from fedbench.training.parameters import ParameterLayout
 from fedbench.training.vectorized_reading import DenseNetwork
@@ -108,7 +109,7 @@ class StackedStep:
             losses, back = self._loss(outputs, y, weights)
         for activation, weight, _, weight_target, bias_target in reversed(self._layers):
             if activation is not None:
-                back = _BACKWARD[activation](back, outputs)
+                back = ACTIVATION_BACKWARD[activation](back, outputs)
             outputs = values.pop()
             # Before the weight changes; the input of the first layer needs no gradient.
             earlier = torch.bmm(back, weight) if values else back
@@ -149,10 +150,3 @@ _FORWARD: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_,
     "sigmoid": torch.sigmoid_,
 }
-
-_BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda back, output: torch.ops.aten.threshold_backward(back, output, 0.0),
-    "tanh": lambda back, output: torch.ops.aten.tanh_backward(back, output),
-    "sigmoid": lambda back, output: torch.ops.aten.sigmoid_backward(back, output),
-}
-"""``(gradient by the output, output) -> gradient by the input``."""
