@@ -8,10 +8,14 @@ __all__ = ["BATCH_S", "BatchSize", "BatchSizes"]
 
 BATCH_S = 0.01
 """A batch should hold about this much work: far more than a message costs, too little to wait."""
+_LEAST_S = 0.002
+"""So much work makes a batch near the end too: a worker may wait so long for another."""
 _MAX_BATCH = 64
 _LONG_S = 0.1
 """A worker that runs tasks of this length loses nothing by waiting for each."""
-_NEW_WEIGHT = 0.5
+_LONGER_WEIGHT = 0.25
+"""How far to follow tasks that took longer than before; others are believed at once, because a
+busy machine makes tasks seem long and nothing makes them seem short."""
 _KNOWN_TASKS = 16
 """Tasks whose length is remembered: some more than a round has kinds of."""
 
@@ -35,10 +39,10 @@ class BatchSize:
     def observe(self, num_tasks: int, seconds: float) -> None:
         """Learn that a worker spent `seconds` on `num_tasks` tasks."""
         task_s = seconds / max(1, num_tasks)
-        if self._task_s is None:
+        if self._task_s is None or task_s < self._task_s:
             self._task_s = task_s
         else:
-            self._task_s += _NEW_WEIGHT * (task_s - self._task_s)
+            self._task_s += _LONGER_WEIGHT * (task_s - self._task_s)
 
     def batch(self, remaining: int | None, workers: int) -> int:
         """Return how many tasks go into one message.
@@ -52,10 +56,12 @@ class BatchSize:
         """
         if self._task_s is None:
             return 1
-        size = min(_MAX_BATCH, max(1, int(self._batch_s / max(self._task_s, 1e-9))))
+        task_s = max(self._task_s, 1e-9)
+        size = min(_MAX_BATCH, int(self._batch_s / task_s))
         if remaining is not None:
-            size = max(1, min(size, remaining // (2 * workers)))
-        return size
+            fair = -(-remaining // workers)
+            size = min(size, max(fair // 2, min(fair, int(_LEAST_S / task_s))))
+        return max(1, size)
 
     def depth(self, batch: int, remaining: int | None, workers: int) -> int:
         """Return how many tasks a worker may hold: one batch that runs and perhaps one more.

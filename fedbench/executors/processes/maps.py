@@ -278,8 +278,9 @@ class Maps:
         seconds: float,
         discarded: list[int],
         refusal: str,
+        slot: tuple[int, int, int] | None,
     ) -> None:
-        opened = iter(open_answers(worker, entries, blob))
+        opened = iter(open_answers(worker, entries, blob, slot))
         for index, _, parcel in entries:
             ticket = worker.outstanding.pop(index)
             if parcel is None:

@@ -13,13 +13,14 @@ hold the buffers of the parcels that are not in a slot, one after the other. Hea
 
     to the caller
       (HELLO,)                                             ready for work
-      (DONE, number, [(index, ok, parcel), ...], seconds, discarded, refusal)
+      (DONE, number, [(index, ok, parcel), ...], seconds, discarded, refusal, slot)
       (PARTIAL, number, ok, parcel)
 
 A parcel is a value on its way, see :class:`Parcel`; that of a task which did not go well is a
 :class:`~fedbench.executors.runner.Failure`, that of a task which was skipped is ``None``. `freed`
 lists result slots that the caller no longer looks at, `discarded` those that the worker gave back
-to the system; `refusal` says why a large result had no slot.
+to the system; `refusal` says why a large result had no slot; `slot` is the one that holds the blob
+where it is large.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fedbench.errors import TaskTimeoutError, WorkerDiedError
 from fedbench.executors.processes.launch import describe_exit
 from fedbench.executors.processes.pool import WorkerHandle
-from fedbench.executors.processes.protocol import Parcel, open_parcel, split_among
+from fedbench.executors.processes.protocol import Parcel, open_parcel, split, split_among
 from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
 
 __all__ = ["fill_in", "late_error", "open_answers"]
@@ -19,7 +19,10 @@ _HINTS: dict[int | None, str] = {
 
 
 def open_answers(
-    worker: WorkerHandle, entries: Iterable[tuple[int, bool, Parcel | None]], blob: memoryview
+    worker: WorkerHandle,
+    entries: Iterable[tuple[int, bool, Parcel | None]],
+    blob: memoryview,
+    slot: tuple[int, int, int] | None = None,
 ) -> Iterator[Outcome]:
     """Yield the outcome of each task that was run, in order; one that cannot be built has failed.
 
@@ -31,13 +34,22 @@ def open_answers(
         Index, whether the task went well, and its result or :class:`Failure`.
     blob : memoryview
         Of the message.
+    slot : tuple of int, optional
+        Where the blob is if it did not come with the message.
     """
     answered = [(index, ok, parcel) for index, ok, parcel in entries if parcel is not None]
+    if slot is not None:
+        try:
+            blob = worker.slots.view(slot)
+        except OSError as error:
+            for index, _, _ in answered:
+                yield Outcome(index, failure=Failure.of(error, "has a result that cannot be read"))
+            return
     inline = split_among([parcel for _, _, parcel in answered], blob)
     for (index, ok, parcel), own in zip(answered, inline, strict=True):
         try:
-            buffers = worker.slots.buffers(parcel.slot, parcel.sizes) if parcel.slot else own
-            value = open_parcel(parcel, buffers)
+            own = split(worker.slots.view(parcel.slot), parcel.sizes) if parcel.slot else own
+            value = open_parcel(parcel, own)
         except Exception as error:  # noqa: BLE001 - user code runs in unpickling
             failure = Failure.of(error, "has a result that cannot be unpacked")
             yield Outcome(index, failure=failure)

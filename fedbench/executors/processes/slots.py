@@ -8,7 +8,6 @@ which may then use it for another result. A slot that is held is never written t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
 from fedbench.executors.processes.memory import Arena, Extent, Mapping, lay_out
 from fedbench.executors.processes.protocol import split
@@ -105,12 +104,12 @@ class SlotReader:
         # Filled by whatever thread drops the last reference to a result.
         self._released: deque[int] = deque()
 
-    def buffers(self, slot: tuple[int, int, int], sizes: Sequence[int]) -> list[memoryview]:
-        """Return the buffers in a slot; the slot is held as long as any of them is."""
+    def view(self, slot: tuple[int, int, int]) -> memoryview:
+        """Return the memory of a slot, which is held as long as anything looks at it."""
         number, offset, length = slot
         if number not in self._mappings:
             self._mappings[number] = self._arena.map_shared(Extent(offset, length))
-        return split(self._mappings[number].view(self._released.append, number), sizes)
+        return self._mappings[number].view(self._released.append, number)
 
     def take_released(self) -> list[int]:
         """Return the slots that are no longer held, each once."""

@@ -312,8 +312,13 @@ class _Answer:
         seconds = time.perf_counter() - self._began
         discarded, self._slots.discarded = self._slots.discarded, []
         refusal, self._slots.refusal = self._slots.refusal, ""
-        head = (Kind.DONE, self._number, self.entries, seconds, discarded, refusal)
-        buffers = self.buffers
+        buffers, slot = self.buffers, None
+        if sum(buffer.nbytes for buffer in buffers) >= SLOT_THRESHOLD:
+            # More than a socket takes at once: caller and worker would wake each other in turns.
+            slot = self._slots.place(buffers)
+            self._slots.refusal = ""  # through the socket is a usual way for small results
+            buffers = buffers if slot is None else []
+        head = (Kind.DONE, self._number, self.entries, seconds, discarded, refusal, slot)
         self._began = time.perf_counter()
         self._large = False
         self.entries, self.buffers = [], []
