@@ -1,8 +1,4 @@
-// Rows of plain arrays, inspected in one pass: with small updates, looking at each array through
-// Python attributes takes longer than averaging them.
-//
-// Only what is plain and alike passes; for everything else the answer is None and Python's slower
-// inspection copies, or says what is wrong.
+// The inspection of plain rows, and of the memory that rows and results take.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,6 +12,7 @@
 #include "array_args.hpp"
 #include "dlpack.hpp"
 #include "fedbench/dtype.hpp"
+#include "plain_rows.hpp"
 
 namespace py = pybind11;
 
@@ -23,23 +20,18 @@ namespace fedbench::bindings {
 
 namespace {
 
-// Addresses, element type, shape and number of elements of rows that agree.
-using PlainRows = std::optional<py::tuple>;
-
-PlainRows plain_rows_of(const std::vector<const void*>& addresses, DType dtype,
-                        const std::vector<std::int64_t>& shape) {
-    py::list handles(addresses.size());
-    for (std::size_t k = 0; k < addresses.size(); ++k) {
-        handles[k] =
-            py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(const_cast<void*>(addresses[k])));
+// Addresses, dtype code, shape and number of elements, for Python.
+std::optional<py::tuple> as_tuple(const std::optional<PlainRows>& rows) {
+    if (!rows) return std::nullopt;
+    py::list handles(rows->addresses.size());
+    for (std::size_t k = 0; k < rows->addresses.size(); ++k) {
+        handles[k] = py::reinterpret_steal<py::object>(
+            PyLong_FromVoidPtr(const_cast<void*>(rows->addresses[k])));
     }
-    py::tuple sizes(shape.size());
-    std::int64_t count = 1;
-    for (std::size_t d = 0; d < shape.size(); ++d) {
-        sizes[d] = py::int_(shape[d]);
-        count *= shape[d];
-    }
-    return py::make_tuple(std::move(handles), static_cast<int>(dtype), std::move(sizes), count);
+    py::tuple sizes(rows->shape.size());
+    for (std::size_t d = 0; d < rows->shape.size(); ++d) sizes[d] = py::int_(rows->shape[d]);
+    return py::make_tuple(std::move(handles), static_cast<int>(rows->dtype), std::move(sizes),
+                          rows->count);
 }
 
 std::optional<DType> numpy_dtype(const py::dtype& dtype) {
@@ -55,35 +47,6 @@ std::optional<DType> numpy_dtype(const py::dtype& dtype) {
         default:
             return std::nullopt;
     }
-}
-
-// numpy arrays (not of a subclass) of one native floating dtype and shape, C-contiguous, aligned.
-PlainRows plain_numpy_rows(const py::list& rows) {
-    const PyTypeObject* type = py::detail::npy_api::get().PyArray_Type_;
-    std::vector<const void*> addresses;
-    std::vector<std::int64_t> shape;
-    std::optional<DType> dtype;
-    addresses.reserve(rows.size());
-    for (const py::handle row : rows) {
-        if (Py_TYPE(row.ptr()) != type) return std::nullopt;
-        const auto array = py::reinterpret_borrow<py::array>(row);
-        constexpr int wanted = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
-        if ((array.flags() & wanted) != wanted) return std::nullopt;
-        const auto own = numpy_dtype(array.dtype());
-        if (!own) return std::nullopt;
-        const std::int64_t* extents = array.shape();
-        const auto ndim = static_cast<std::size_t>(array.ndim());
-        if (addresses.empty()) {
-            dtype = own;
-            shape.assign(extents, extents + ndim);
-        } else if (own != dtype || ndim != shape.size() ||
-                   !std::equal(shape.begin(), shape.end(), extents)) {
-            return std::nullopt;
-        }
-        addresses.push_back(array.data());
-    }
-    if (!dtype) return std::nullopt;
-    return plain_rows_of(addresses, *dtype, shape);
 }
 
 std::optional<DType> torch_dtype(const dlpack::Tensor& tensor) {
@@ -122,6 +85,10 @@ py::object call(py::handle object, PyObject* name) {
 // What DLPack does not tell: a storage that was made smaller, and values that are to be negated.
 class TorchMethods {
   public:
+    static const TorchMethods& instance() {
+        static const auto* const methods = new TorchMethods;  // never destroyed, like its strings
+        return *methods;
+    }
     bool elements_are_plain(py::handle tensor, std::int64_t bytes, std::int64_t item) const {
         if (call(tensor, is_neg_.ptr()).ptr() != Py_False) return false;
         const py::object storage = call(tensor, untyped_storage_.ptr());
@@ -140,50 +107,81 @@ class TorchMethods {
     py::object storage_offset_ = name_of("storage_offset");
 };
 
-// Tensors of one type, on the CPU, of one floating dtype and shape, contiguous. `exchange_api` is
-// the capsule that their type has as __dlpack_c_exchange_api__.
-PlainRows plain_torch_rows(const py::list& rows, const py::capsule& exchange_api) {
+std::int64_t count_of(const std::vector<std::int64_t>& shape) {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    return count;
+}
+
+// Takes over the type and shape of the first row; whether another one's are the same.
+bool agrees(PlainRows& rows, DType dtype, const std::int64_t* extents, std::size_t ndim) {
+    if (rows.addresses.empty()) {
+        rows.dtype = dtype;
+        rows.shape.assign(extents, extents + ndim);
+        rows.count = count_of(rows.shape);
+        return true;
+    }
+    return dtype == rows.dtype && ndim == rows.shape.size() &&
+           std::equal(rows.shape.begin(), rows.shape.end(), extents);
+}
+
+}  // namespace
+
+std::optional<PlainRows> inspect_numpy(const py::list& rows) {
+    const PyTypeObject* type = py::detail::npy_api::get().PyArray_Type_;
+    PlainRows result;
+    result.addresses.reserve(rows.size());
+    for (const py::handle row : rows) {
+        if (Py_TYPE(row.ptr()) != type) return std::nullopt;
+        const auto array = py::reinterpret_borrow<py::array>(row);
+        constexpr int wanted = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+        if ((array.flags() & wanted) != wanted) return std::nullopt;
+        const auto dtype = numpy_dtype(array.dtype());
+        if (!dtype ||
+            !agrees(result, *dtype, array.shape(), static_cast<std::size_t>(array.ndim())))
+            return std::nullopt;
+        result.addresses.push_back(array.data());
+    }
+    if (result.addresses.empty()) return std::nullopt;
+    return result;
+}
+
+std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& exchange_api) {
     auto* api = static_cast<dlpack::ExchangeApi*>(exchange_api.get_pointer());
     if (api->version.major != dlpack::kMajorVersion || api->tensor_from_object == nullptr) {
         return std::nullopt;
     }
-    const TorchMethods methods;
-    std::vector<const void*> addresses;
-    std::vector<std::int64_t> shape;
-    std::optional<DType> dtype;
-    std::int64_t count = 1;
-    addresses.reserve(rows.size());
+    const TorchMethods& methods = TorchMethods::instance();
+    PlainRows result;
+    result.addresses.reserve(rows.size());
+    const PyTypeObject* type = nullptr;
     try {
         for (const py::handle row : rows) {
-            if (Py_TYPE(row.ptr()) != Py_TYPE(rows[0].ptr())) return std::nullopt;
+            if (type == nullptr) type = Py_TYPE(row.ptr());
+            if (Py_TYPE(row.ptr()) != type) return std::nullopt;
             dlpack::Tensor tensor{};
             if (api->tensor_from_object(row.ptr(), &tensor) != 0) throw py::error_already_set();
-            const auto own = torch_dtype(tensor);
-            if (!own || tensor.device.type != dlpack::kCpu || !is_contiguous(tensor)) {
+            const auto dtype = torch_dtype(tensor);
+            if (!dtype || tensor.device.type != dlpack::kCpu || !is_contiguous(tensor) ||
+                !agrees(result, *dtype, tensor.shape, static_cast<std::size_t>(tensor.ndim))) {
                 return std::nullopt;
             }
-            const auto ndim = static_cast<std::size_t>(tensor.ndim);
-            if (addresses.empty()) {
-                dtype = own;
-                shape.assign(tensor.shape, tensor.shape + ndim);
-                for (const std::int64_t extent : shape) count *= extent;
-            } else if (own != dtype || ndim != shape.size() ||
-                       !std::equal(shape.begin(), shape.end(), tensor.shape)) {
-                return std::nullopt;
-            }
-            const auto item = static_cast<std::int64_t>(item_size(*own));
-            const bool plain = methods.elements_are_plain(row, count * item, item);
-            if (!plain || (count > 0 && tensor.data == nullptr)) return std::nullopt;
-            addresses.push_back(static_cast<const std::byte*>(tensor.data) + tensor.byte_offset);
+            const auto item = static_cast<std::int64_t>(item_size(*dtype));
+            const bool plain = methods.elements_are_plain(row, result.count * item, item);
+            if (!plain || (result.count > 0 && tensor.data == nullptr)) return std::nullopt;
+            result.addresses.push_back(static_cast<const std::byte*>(tensor.data) +
+                                       tensor.byte_offset);
         }
     } catch (const py::error_already_set& error) {
         // Tensors that only stand for others refuse; Python's inspection says which and why.
         if (!error.matches(PyExc_Exception)) throw;
         return std::nullopt;
     }
-    if (!dtype) return std::nullopt;
-    return plain_rows_of(addresses, *dtype, shape);
+    if (result.addresses.empty()) return std::nullopt;
+    return result;
 }
+
+namespace {
 
 struct Extent {
     std::uintptr_t start;
@@ -230,10 +228,17 @@ std::optional<std::size_t> first_overlap(const py::list& outs,
 }  // namespace
 
 void bind_rows(py::module_& m) {
-    m.def("plain_numpy_rows", &plain_numpy_rows, py::arg("rows"),
-          "(addresses, dtype code, shape, size) of numpy arrays that agree, or None.");
-    m.def("plain_torch_rows", &plain_torch_rows, py::arg("rows"), py::arg("exchange_api"),
-          "(addresses, dtype code, shape, size) of torch tensors that agree, or None.");
+    m.def(
+        "plain_numpy_rows", [](const py::list& rows) { return as_tuple(inspect_numpy(rows)); },
+        py::arg("rows"),
+        "(addresses, dtype code, shape, size) of numpy arrays that agree, or None.");
+    m.def(
+        "plain_torch_rows",
+        [](const py::list& rows, const py::capsule& api) {
+            return as_tuple(inspect_torch(rows, api));
+        },
+        py::arg("rows"), py::arg("exchange_api"),
+        "(addresses, dtype code, shape, size) of torch tensors that agree, or None.");
     m.def("first_overlap", &first_overlap, py::arg("outs"), py::arg("out_bytes"), py::arg("rows"),
           py::arg("bytes"), "Position of the first output that overlaps a row, or None.");
 }

@@ -20,15 +20,15 @@ constexpr std::array kFloats = {DType::float32, DType::float64, DType::float16, 
 
 using Bytes = GuardedBuffer<std::uint8_t>;
 
-// Random finite elements: some alike in magnitude, some with any bits, some zero.
-void fill(Bytes& buffer, DType dtype, std::mt19937_64& random) {
+// Random finite elements: some zero; the others alike in magnitude, or some of them with any bits.
+void fill(Bytes& buffer, DType dtype, std::mt19937_64& random, bool alike = false) {
     const std::size_t item = item_size(dtype);
     const std::uint64_t sign = std::uint64_t{1} << (8 * item - 1);
     const std::uint64_t infinity = exact::infinity_bits(dtype, false);
     const int fraction = exact::format_of(dtype).precision - 1;
     for (std::size_t i = 0; i < buffer.size() / item; ++i) {
         std::uint64_t bits = random() % infinity;
-        if (random() % 4 != 0) {  // an exponent near that of one
+        if (alike || random() % 4 != 0) {  // an exponent near that of one
             const std::uint64_t field = (infinity >> fraction) / 2 - random() % 6;
             bits = (field << fraction) | (random() & ((std::uint64_t{1} << fraction) - 1));
         }
@@ -65,7 +65,7 @@ void compare(std::size_t size, std::size_t clients, DType in, DType out, int wei
     rows.reserve(clients);
     for (std::size_t k = 0; k < clients; ++k) {
         rows.emplace_back(size * item_size(in), (misalignment + k) % 8);
-        fill(rows.back(), in, random);
+        fill(rows.back(), in, random, (size + clients) % 2 == 0);
         addresses.push_back(rows.back().address());
     }
     const auto plan = plan_weights(some_weights(weight_kind, clients, random), std::nullopt);
@@ -125,7 +125,7 @@ TEST(every_pair_of_types) {
 TEST(sizes_around_the_tile_and_several_threads) {
     std::mt19937_64 random(4);
     set_num_threads(3);
-    for (const std::size_t tile : {kShortTile, kMeanTile}) {
+    for (const std::size_t tile : {kMeanTile, kMeanGrain}) {
         for (const std::size_t size : {tile - 1, tile, tile + 1, 3 * tile + 5}) {
             compare(size, 4, DType::float32, DType::float32, 1, 4, random);
             compare(size, 3, DType::bfloat16, DType::bfloat16, 0, 2, random);
@@ -209,6 +209,43 @@ TEST(special_values_depend_on_the_set_alone) {
             CHECK_EQUAL(std::bit_cast<std::uint32_t>(out[2]), 0x7fc00000U);
             CHECK_EQUAL(out[3], -inf);
             CHECK_EQUAL(out[4], 2.0F);
+        }
+    }
+}
+
+TEST(special_values_of_every_type_and_path) {
+    std::mt19937_64 random(5);
+    const std::vector<std::vector<double>> weights = {{3, 3, 3}, {1000, 777, 3}, {0.1, 0.7, 0.3}};
+    for (const DType dtype : kFloats) {
+        const std::size_t item = item_size(dtype);
+        const std::array<std::uint64_t, 3> specials = {exact::infinity_bits(dtype, false),
+                                                       exact::infinity_bits(dtype, true),
+                                                       exact::nan_bits(dtype)};
+        for (const std::size_t at : {0U, 30U, 36U}) {
+            for (const std::uint64_t special : specials) {
+                std::vector<Bytes> rows;
+                std::vector<const void*> addresses;
+                for (std::size_t k = 0; k < 3; ++k) {
+                    rows.emplace_back(37 * item, k);
+                    fill(rows.back(), dtype, random);
+                    addresses.push_back(rows.back().address());
+                }
+                std::memcpy(static_cast<std::byte*>(rows[1].address()) + at * item, &special, item);
+                for (const auto& given : weights) {
+                    const auto plan = plan_weights(given, std::nullopt);
+                    Bytes expected(37 * item);
+                    Bytes result(37 * item);
+                    MeanSegment segment = {addresses.data(), 37, dtype, expected.address(), dtype};
+                    for (std::size_t i = 0; i < 37; ++i) {
+                        CHECK(fedbench::detail::exact_mean_at(plan, segment, i) == (i != at));
+                    }
+                    segment.out = result.address();
+                    for (const IsaLevel level : available_isas()) {
+                        CHECK(!mean(plan, {&segment, 1}, level));
+                        CHECK(std::memcmp(result.address(), expected.address(), 37 * item) == 0);
+                    }
+                }
+            }
         }
     }
 }

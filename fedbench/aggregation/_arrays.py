@@ -58,6 +58,7 @@ def torch_dtypes() -> dict[Any, str]:
     return names | {torch.complex64: "complex64", torch.complex128: "complex128"}
 
 
+@functools.cache
 def item_size(dtype: str) -> int:
     """Return the bytes of one element."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize

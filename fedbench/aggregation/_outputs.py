@@ -90,8 +90,14 @@ def require_no_gradient(out: Any, where: str) -> None:
 def announce_writes(buffers: Iterable[Buffer]) -> None:
     """Let torch know that tensors are written: what autograd saved of them is stale then."""
     for buffer in buffers:
-        if buffer.kind == "torch" and not buffer.owner.is_inference():
-            sys.modules["torch"].autograd.graph.increment_version(buffer.owner)
+        if buffer.kind == "torch":
+            announce_write(buffer.owner)
+
+
+def announce_write(tensor: Any) -> None:
+    """Let torch know that a tensor is written."""
+    if not tensor.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 def require_disjoint(

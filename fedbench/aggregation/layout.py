@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedbench._native import core
-from fedbench.aggregation._arrays import Buffer, address, describe, is_array, item_size
+from fedbench.aggregation._arrays import (
+    Buffer,
+    address,
+    describe,
+    describe_alike,
+    is_array,
+    item_size,
+)
 from fedbench.aggregation._outputs import (
     announce_writes,
     empty,
@@ -251,7 +258,8 @@ class FlatLayout:
         described = {}
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             label = f"{where}[{name!r}]"
-            buffer = describe(state[name], label)
+            alike = describe_alike([state[name]])
+            buffer = describe(state[name], label) if alike is None else alike.first
             expected = (self.kind, dtype, shape)
             if buffer[2:5] != expected:
                 raise LayoutError(

@@ -16,7 +16,8 @@
 //    any order, fused or not. Then q = RN(s / W), and the remainder r = s - q W is a double (the
 //    remainder of a correctly rounded division is), so its sign says on which side of q the true
 //    quotient lies. q is made "rounded to odd": towards zero, last bit set if inexact. Rounding
-//    that to p <= 51 bits is rounding S / W itself, ties and subnormals included.
+//    that to p <= 51 bits is rounding S / W itself, ties and subnormals included. m and n of a whole
+//    tile are tried first; for most data they are near enough to each other.
 //
 //    (b) Otherwise: each of the K steps s += w x errs by at most u |result| for the sum and, if not
 //    fused, u |w x| for the product; every partial result is at most (1 + u)^2K B m, so
@@ -55,6 +56,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "fedbench/dtype.hpp"
@@ -66,12 +68,12 @@
 
 namespace fedbench {
 
-// Coordinates per tile: long enough that the memory's streams do not restart all the time, while
-// the sums (64 KiB) stay in the second-level cache. Short tiles, whose sums stay in the first-level
-// cache, are for what reads all clients at once and so never interrupts a stream, and for the wide
-// path, which keeps four numbers for each coordinate.
-inline constexpr std::size_t kMeanTile = 8192;
-inline constexpr std::size_t kShortTile = 2048;
+// Coordinates per tile: their sums (16 KiB) stay in the first-level cache, and the rows are visited
+// for long enough that fetching ahead hides the turns from some of them to the next.
+inline constexpr std::size_t kMeanTile = 2048;
+
+// Threads take multiples of this many coordinates.
+inline constexpr std::size_t kMeanGrain = 4 * kMeanTile;
 
 // Results of at least this size are written past the caches.
 inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
@@ -166,7 +168,7 @@ inline bool mean(const WeightPlan& plan, std::span<const MeanSegment> segments,
     }
     const auto range = FEDBENCH_DISPATCH(level, mean_range);
     std::atomic<bool> finite = true;
-    parallel_for(total, kMeanTile, bytes, [&](std::size_t begin, std::size_t end) {
+    parallel_for(total, kMeanGrain, bytes, [&](std::size_t begin, std::size_t end) {
         auto at = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) -
                                            ends.begin());
         while (begin < end) {

@@ -4,46 +4,91 @@ namespace fedbench::FEDBENCH_ISA {
 
 // Coordinates per step of the narrow path: several vectors, because the additions to one sum wait
 // for each other.
-inline constexpr std::size_t kParts = 4;
-inline constexpr std::size_t kStep = kParts * kLanes;
+inline constexpr std::size_t kStep = 4 * kLanes;
 static_assert(kMeanTile % kStep == 0);
 
 struct NarrowTile {
     alignas(64) double sum[kMeanTile];
-    // Per coordinate, if tracked: max of the bits of |x| as a float, and min of (bits - 1), so that
-    // zeros do not count.
-    alignas(64) std::uint32_t largest[kMeanTile];
-    alignas(64) std::uint32_t smallest[kMeanTile];
-    // Otherwise: lanes whose maximum is that of the whole tile.
-    u32h peak[kParts];
+    // Of all elements: the max of the bits of |x| as a float and, if tracked, the min of
+    // (bits - 1), so that zeros do not count.
+    std::uint32_t largest;
+    std::uint32_t smallest;
 };
 
-// The sums of kStep coordinates, and what is tracked of them.
+// The sums of kStep coordinates, and what is tracked of all coordinates, in words of the elements'
+// size: positive floats are ordered like their bits.
+template <class Type>
 struct Sums {
-    f64v sum[kParts];
-    u32h largest[kParts];
-    u32h smallest[kParts];
+    typedef typename Type::Doubles Doubles;
+    typedef typename Full<typename Type::Word>::type Words;
+    typedef typename Full<std::make_unsigned_t<typename Type::Word>>::type Unsigned;
+    static constexpr std::size_t item = item_size(Type::dtype);
+    static constexpr std::size_t lanes = sizeof(Doubles) / sizeof(double);
+    static constexpr std::size_t parts = kStep / lanes;
+    static constexpr std::size_t words = std::max<std::size_t>(1, kStep * item / kVectorBytes);
+
+    Doubles sum[parts];
+    Words largest[words];
+    Unsigned smallest[words];
 };
 
 // Folds kStep coordinates of kRows clients, `at` bytes after the starts of the rows.
 template <class Type, int kRows, bool kTrack>
-FEDBENCH_INLINE void fold_step(const std::byte* const* from, std::size_t at, const f64v* weights,
-                               Sums& sums) {
-    constexpr std::size_t item = item_size(Type::dtype);
+FEDBENCH_INLINE void fold_step(const std::byte* const* from, std::size_t at,
+                               const typename Type::Doubles* weights, Sums<Type>& sums) {
+    typedef Sums<Type> S;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-        for (std::size_t p = 0; p < kParts; ++p) {
-            const f32h x = Type::load_floats(from[r] + at + p * kLanes * item);
-            sums.sum[p] = multiply_add(weights[r], widen(x), sums.sum[p]);
-            u32h bits = bits_as<u32h>(x) & 0x7fffffffU;
-            sums.largest[p] = sums.largest[p] > bits ? sums.largest[p] : bits;
-            if constexpr (kTrack) {
-                bits -= 1U;
-                sums.smallest[p] = sums.smallest[p] < bits ? sums.smallest[p] : bits;
+        const std::byte* row = from[r] + at;
+#pragma GCC unroll 8
+        for (std::size_t p = 0; p < S::parts; ++p) {
+            const auto x = load_summands<Type>(row + p * S::lanes * S::item);
+            sums.sum[p] = multiply_add(weights[r], x, sums.sum[p]);
+        }
+        if constexpr (Type::dtype != DType::int8) {  // whose range is known
+            constexpr auto magnitude = std::numeric_limits<typename Type::Word>::max();
+#pragma GCC unroll 2
+            for (std::size_t q = 0; q < S::words; ++q) {
+                const auto bits = load<typename S::Words>(row + q * kVectorBytes) & magnitude;
+                sums.largest[q] = sums.largest[q] > bits ? sums.largest[q] : bits;
+                if constexpr (kTrack) {
+                    const auto less = bits_as<typename S::Unsigned>(bits - 1);
+                    sums.smallest[q] = sums.smallest[q] < less ? sums.smallest[q] : less;
+                }
             }
         }
     }
+}
+
+// The bits of an element, given by its own, as a float.
+template <class Type, class Word>
+inline std::uint32_t float_bits(Word word) {
+    std::byte element[kLanes * sizeof word] = {};
+    std::memcpy(element, &word, sizeof word);
+    return bits_as<u32h>(Type::load_floats(element))[0];
+}
+
+// Joins what was tracked in a visit with what the tile knows from those before.
+template <class Type, bool kTrack>
+inline void join_range(const Sums<Type>& sums, bool first, NarrowTile& tile) {
+    std::uint32_t largest = std::bit_cast<std::uint32_t>(128.0F);
+    std::uint32_t smallest = std::bit_cast<std::uint32_t>(1.0F) - 1U;
+    if constexpr (Type::dtype != DType::int8) {
+        typedef typename Type::Word Word;
+        typedef std::make_unsigned_t<Word> Unsigned;
+        Word most = 0;
+        Unsigned least = std::numeric_limits<Unsigned>::max();
+        for (std::size_t q = 0; q < Sums<Type>::words; ++q) {
+            for (std::size_t i = 0; i < kVectorBytes / sizeof most; ++i) {
+                most = std::max<Word>(most, sums.largest[q][i]);
+                if (kTrack) least = std::min<Unsigned>(least, sums.smallest[q][i]);
+            }
+        }
+        largest = float_bits<Type>(most);
+        smallest = float_bits<Type>(static_cast<Unsigned>(least + 1U)) - 1U;  // of none: the most
+    }
+    tile.largest = first ? largest : std::max(tile.largest, largest);
+    tile.smallest = first ? smallest : std::min(tile.smallest, smallest);
 }
 
 // How far ahead of its use a row is fetched, in bytes, into the second-level cache: the hardware
@@ -63,26 +108,26 @@ struct Visit {
 // Folds kRows clients into the tile.
 template <class Type, int kRows, bool kTrack>
 inline void fold_rows(const Visit& visit, NarrowTile& tile) {
+    typedef Sums<Type> S;
+    typedef typename S::Doubles Doubles;
     constexpr std::size_t item = item_size(Type::dtype);
     const std::byte* from[kRows];
-    f64v weights[kRows];
+    Doubles weights[kRows];
     for (int r = 0; r < kRows; ++r) {
         from[r] = static_cast<const std::byte*>(visit.rows[r]) + visit.offset * item;
-        weights[r] = splat(visit.weights[r]);
+        weights[r] = Doubles{} + visit.weights[r];
     }
-    Sums sums;
+    S sums;
     const std::size_t size = visit.size;
     const std::size_t whole = size / kStep * kStep;
-    for (std::size_t p = 0; p < kParts; ++p) sums.largest[p] = visit.first ? u32h{} : tile.peak[p];
+    for (std::size_t q = 0; q < S::words; ++q) {
+        sums.largest[q] = typename S::Words{};
+        sums.smallest[q] = ~typename S::Unsigned{};
+    }
     for (std::size_t i = 0; i < size; i += kStep) {
-#pragma GCC unroll 4
-        for (std::size_t p = 0; p < kParts; ++p) {
-            sums.sum[p] = visit.first ? f64v{} : load<f64v>(tile.sum + i + p * kLanes);
-            if constexpr (kTrack) {
-                sums.largest[p] = visit.first ? u32h{} : load<u32h>(tile.largest + i + p * kLanes);
-                sums.smallest[p] =
-                    visit.first ? ~u32h{} : load<u32h>(tile.smallest + i + p * kLanes);
-            }
+#pragma GCC unroll 8
+        for (std::size_t p = 0; p < S::parts; ++p) {
+            sums.sum[p] = visit.first ? Doubles{} : load<Doubles>(tile.sum + i + p * S::lanes);
         }
         if (i < whole) {
             for (std::size_t at = 0; at < kStep * item; at += 64) {
@@ -101,16 +146,10 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
             }
             fold_step<Type, kRows, kTrack>(copies, 0, weights, sums);
         }
-#pragma GCC unroll 4
-        for (std::size_t p = 0; p < kParts; ++p) {
-            store(tile.sum + i + p * kLanes, sums.sum[p]);
-            if constexpr (kTrack) {
-                store(tile.largest + i + p * kLanes, sums.largest[p]);
-                store(tile.smallest + i + p * kLanes, sums.smallest[p]);
-            }
-        }
+#pragma GCC unroll 8
+        for (std::size_t p = 0; p < S::parts; ++p) store(tile.sum + i + p * S::lanes, sums.sum[p]);
     }
-    for (std::size_t p = 0; p < kParts; ++p) tile.peak[p] = sums.largest[p];
+    join_range<Type, kTrack>(sums, visit.first, tile);
 }
 
 // Rows per visit at most; they are shared out evenly: 10 clients are 5 and 5.
@@ -271,6 +310,14 @@ struct NarrowBounds {
     }
 };
 
+// The bits of kLanes quotients of exact sums.
+template <class Out>
+FEDBENCH_INLINE u32h exact_quotients(const NarrowBounds& bounds, f64v sum) {
+    if (bounds.power_of_two) return Out::round(sum * bounds.reciprocal);
+    const f64v q = sum / bounds.divisor;
+    return Out::round(to_odd(q, division_remainder(sum, q, bounds.divisor)));
+}
+
 // The bits of kLanes quotients from their sums, m and n; returns the lanes that are proved.
 template <class Out>
 FEDBENCH_INLINE unsigned decide(const NarrowBounds& bounds, f64v sum, u32h largest, u32h smallest,
@@ -279,14 +326,7 @@ FEDBENCH_INLINE unsigned decide(const NarrowBounds& bounds, f64v sum, u32h large
     const i32h finite = bits_as<i32h>(largest < 0x7f800000U);
     const i32h exact = (spread <= bounds.spread_limit) & finite;
     const unsigned exact_lanes = mask_bits(widen_mask(exact));
-    if (exact_lanes != 0) {
-        if (bounds.power_of_two) {
-            bits = Out::round(sum * bounds.reciprocal);
-        } else {
-            const f64v q = sum / bounds.divisor;
-            bits = Out::round(to_odd(q, division_remainder(sum, q, bounds.divisor)));
-        }
-    }
+    if (exact_lanes != 0) bits = exact_quotients<Out>(bounds, sum);
     if (exact_lanes == kAllLanes) return kAllLanes;
     const f64v delta = bounds.error * widen(bits_as<f32h>(largest));
     const u32h low = Out::round((sum - delta) * bounds.reciprocal);
@@ -294,20 +334,6 @@ FEDBENCH_INLINE unsigned decide(const NarrowBounds& bounds, f64v sum, u32h large
     const i32h proved = (bits_as<i32h>(low == high) & finite) | exact;
     bits = bits_as<u32h>((exact & bits_as<i32h>(bits)) | (~exact & bits_as<i32h>(low)));
     return mask_bits(widen_mask(proved));
-}
-
-// Rounds a tile of which m and n were tracked; lists what it could not prove.
-template <class Out>
-inline void finish_tracked(const NarrowBounds& bounds, std::byte* out, std::size_t size,
-                           const NarrowTile& tile, Unproved& unproved) {
-    for (std::size_t i = 0; i < size; i += kLanes) {
-        u32h bits = {};
-        const unsigned proved =
-            decide<Out>(bounds, load<f64v>(tile.sum + i), load<u32h>(tile.largest + i),
-                        load<u32h>(tile.smallest + i), bits);
-        if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
-        put_lanes<Out>(out, i, size, bits, bounds.stream);
-    }
 }
 
 // m and n of kLanes coordinates, from the rows, which the fold has left in the cache.
@@ -341,32 +367,39 @@ inline void narrow_range(const MeanSegment& segment, std::size_t clients, std::s
     }
 }
 
-// Rounds a tile of which only the largest |x| is known: a bound for all of its coordinates, wide
-// for some, but nearly always narrow enough. Where it is not, m and n are looked up.
+// Rounds a tile by the largest and smallest |x| of all of it: bounds that are wide for most
+// coordinates, but nearly always narrow enough. Where they are not, m and n are looked up.
 template <class Out>
-inline void finish_untracked(const NarrowBounds& bounds, const MeanSegment& segment,
-                             std::size_t clients, std::size_t offset, std::byte* out,
-                             std::size_t size, const NarrowTile& tile, Unproved& unproved) {
-    std::uint32_t peak = 0;
-    for (const u32h& part : tile.peak) {
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-            peak = std::max(peak, static_cast<std::uint32_t>(part[lane]));
+inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment,
+                          std::size_t clients, std::size_t offset, std::byte* out, std::size_t size,
+                          const NarrowTile& tile, bool tracked, Unproved& unproved) {
+    const bool finite = tile.largest < 0x7f800000U;
+    const int spread = static_cast<int>(tile.largest >> 23) - static_cast<int>(tile.smallest >> 23);
+    const bool exact = tracked && finite && spread <= bounds.spread_limit;
+    if (exact && bounds.power_of_two) {
+        for (std::size_t i = 0; i < size; i += kLanes) {
+            const u32h bits = exact_quotients<Out>(bounds, load<f64v>(tile.sum + i));
+            put_lanes<Out>(out, i, size, bits, bounds.stream);
         }
+        return;
     }
-    const bool finite = peak < 0x7f800000U;
     const f64v delta =
-        bounds.error * splat(static_cast<double>(std::bit_cast<float>(finite ? peak : 0U)));
+        bounds.error * splat(static_cast<double>(std::bit_cast<float>(finite ? tile.largest : 0U)));
     for (std::size_t i = 0; i < size; i += kLanes) {
         const f64v sum = load<f64v>(tile.sum + i);
         u32h bits = Out::round((sum - delta) * bounds.reciprocal);
         const u32h high = Out::round((sum + delta) * bounds.reciprocal);
         if (!finite || mask_bits(widen_mask(bits_as<i32h>(bits == high))) != kAllLanes) {
-            u32h largest;
-            u32h smallest;
-            narrow_range(segment, clients, offset + i, std::min(kLanes, size - i), largest,
-                         smallest);
-            const unsigned proved = decide<Out>(bounds, sum, largest, smallest, bits);
-            if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
+            if (exact) {
+                bits = exact_quotients<Out>(bounds, sum);
+            } else {
+                u32h largest;
+                u32h smallest;
+                narrow_range(segment, clients, offset + i, std::min(kLanes, size - i), largest,
+                             smallest);
+                const unsigned proved = decide<Out>(bounds, sum, largest, smallest, bits);
+                if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
+            }
         }
         put_lanes<Out>(out, i, size, bits, bounds.stream);
     }
@@ -376,25 +409,21 @@ inline void finish_untracked(const NarrowBounds& bounds, const MeanSegment& segm
 template <class Out>
 inline void narrow_tile(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
                         std::size_t size, Unproved& unproved) {
-    // Small divisors make ties common; only exact sums decide them, so m and n are worth tracking.
+    // Small divisors make ties common; only exact sums decide them.
     const bool track = plan.integers && plan.scaled_divisor <= 128.0;
     const NarrowBounds bounds(plan, segment);
     std::byte* out = static_cast<std::byte*>(segment.out) + offset * item_size(Out::dtype);
     NarrowTile tile;
     fold_narrow(plan, segment, offset, size, track, tile);
-    if (track) {
-        finish_tracked<Out>(bounds, out, size, tile, unproved);
-    } else {
-        finish_untracked<Out>(bounds, segment, plan.scaled.size(), offset, out, size, tile,
-                              unproved);
-    }
+    finish_narrow<Out>(bounds, segment, plan.scaled.size(), offset, out, size, tile, track,
+                       unproved);
 }
 
 struct WideTile {
-    alignas(64) double high[kShortTile];
-    alignas(64) double low[kShortTile];
-    alignas(64) double largest[kShortTile];
-    alignas(64) double smallest[kShortTile];  // of what is not zero; infinity if all is
+    alignas(64) double high[kMeanTile];
+    alignas(64) double low[kMeanTile];
+    alignas(64) double largest[kMeanTile];
+    alignas(64) double smallest[kMeanTile];  // of what is not zero; infinity if all is
 };
 
 FEDBENCH_INLINE void add_exactly(f64v& high, f64v& low, f64v term) {
@@ -542,10 +571,8 @@ inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::
     bool finite = true;
     Unproved unproved;
     const bool wide = segment.dtype == DType::float64 || segment.out_dtype == DType::float64;
-    const bool at_once = plan.clients.size() <= kGroup;
-    const std::size_t tile = wide || at_once ? kShortTile : kMeanTile;
-    for (std::size_t offset = begin; offset < end; offset += tile) {
-        const std::size_t size = std::min(tile, end - offset);
+    for (std::size_t offset = begin; offset < end; offset += kMeanTile) {
+        const std::size_t size = std::min(kMeanTile, end - offset);
         auto* out = static_cast<std::byte*>(segment.out) + offset * item_size(segment.out_dtype);
         unproved.count = 0;
         if (plan.exact_only) {

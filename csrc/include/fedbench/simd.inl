@@ -20,6 +20,21 @@ typedef std::int32_t i32h __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t u32h __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t u16h __attribute__((vector_size(kLanes * 2)));
 
+// Four doubles or more. Processors of which the 512-bit conversions from float are made of parts
+// do better with halves.
+#if FEDBENCH_ISA_LEVEL == 2
+typedef double f64s __attribute__((vector_size(32)));
+#else
+typedef f64v f64s;
+#endif
+
+// As many elements as a register of the level holds.
+inline constexpr std::size_t kVectorBytes = kLanes * 8;
+template <class Element>
+struct Full {
+    typedef Element type __attribute__((vector_size(kVectorBytes)));
+};
+
 template <class To, class From>
 FEDBENCH_INLINE To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From));
@@ -57,6 +72,12 @@ FEDBENCH_INLINE f64v multiply_add(f64v a, f64v b, f64v c) {
     return a * b + c;
 #endif
 }
+
+#if FEDBENCH_ISA_LEVEL == 2
+FEDBENCH_INLINE f64s multiply_add(f64s a, f64s b, f64s c) {
+    return _mm256_fmadd_pd(a, b, c);
+}
+#endif
 
 // The rounding error of p = a * b, exactly, if neither p nor the error is out of range.
 FEDBENCH_INLINE f64v product_error(f64v a, f64v b, f64v p) {
@@ -181,14 +202,19 @@ FEDBENCH_INLINE void store_u16(void* to, u32h value) {
 }
 #endif
 
-// kLanes elements of a buffer as floats, exactly. Tags say the element type.
+// kLanes elements of a buffer as floats, exactly. Tags say the element type; `Doubles` is the
+// vector in which its elements are best summed, `Word` a signed integer of its size.
 struct Float32 {
     static constexpr DType dtype = DType::float32;
+    typedef f64s Doubles;
+    typedef std::int32_t Word;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) { return load<f32h>(from); }
 };
 
 struct BFloat16 {
     static constexpr DType dtype = DType::bfloat16;
+    typedef f64v Doubles;
+    typedef std::int16_t Word;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) {
         return bits_as<f32h>(load_u16(from) << 16);
     }
@@ -196,6 +222,8 @@ struct BFloat16 {
 
 struct Float16 {
     static constexpr DType dtype = DType::float16;
+    typedef f64v Doubles;
+    typedef std::int16_t Word;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) {
 #if FEDBENCH_ISA_LEVEL == 2
         return _mm256_cvtph_ps(load<__m128i>(from));
@@ -215,6 +243,8 @@ struct Float16 {
 
 struct Int8 {
     static constexpr DType dtype = DType::int8;
+    typedef f64v Doubles;
+    typedef std::int8_t Word;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) {
         return to_floats(load_i8(from));
     }
@@ -232,6 +262,17 @@ FEDBENCH_INLINE f64v load_doubles(const std::byte* from) {
     } else {
         return widen(Type::load_floats(from));
     }
+}
+
+// A `Doubles` of elements, exactly.
+template <class Type>
+FEDBENCH_INLINE typename Type::Doubles load_summands(const std::byte* from) {
+#if FEDBENCH_ISA_LEVEL == 2
+    if constexpr (Type::dtype == DType::float32) {
+        return _mm256_cvtps_pd(load<__m128>(from));
+    } else
+#endif
+        return load_doubles<Type>(from);
 }
 
 }  // namespace fedbench::FEDBENCH_ISA

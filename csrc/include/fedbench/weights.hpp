@@ -51,7 +51,7 @@ inline std::optional<std::vector<std::uint64_t>> common_integers(
         const int shift = a.exponent + zeros - lowest;
         if (shift + 64 - std::countl_zero(odd) > 62) return std::nullopt;
         integers.push_back(odd << shift);
-        common = std::gcd(common, integers.back());
+        if (common != 1) common = std::gcd(common, integers.back());
     }
     for (std::uint64_t& value : integers) value /= common;
     return integers;
