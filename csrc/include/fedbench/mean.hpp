@@ -16,8 +16,8 @@
 //    any order, fused or not. Then q = RN(s / W), and the remainder r = s - q W is a double (the
 //    remainder of a correctly rounded division is), so its sign says on which side of q the true
 //    quotient lies. q is made "rounded to odd": towards zero, last bit set if inexact. Rounding
-//    that to p <= 51 bits is rounding S / W itself, ties and subnormals included. m and n of a whole
-//    tile are tried first; for most data they are near enough to each other.
+//    that to p <= 51 bits is rounding S / W itself, ties and subnormals included. m and n of a
+//    whole tile are tried first; for most data they are near enough to each other.
 //
 //    (b) Otherwise: each of the K steps s += w x errs by at most u |result| for the sum and, if not
 //    fused, u |w x| for the product; every partial result is at most (1 + u)^2K B m, so
