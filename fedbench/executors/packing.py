@@ -66,6 +66,8 @@ def pack(
 
 def unpack(payload: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
     """Return the object of a payload; its tensors live in `buffers` and keep them alive."""
+    if not torch.is_inference_mode_enabled():
+        return pickle.loads(payload, buffers=buffers)
     with torch.inference_mode(False):
         return pickle.loads(payload, buffers=buffers)
 
@@ -112,7 +114,9 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_tensor(obj)
         if kind is Resident and self._reduce_resident is not None:
             return self._reduce_resident(obj)
-        if kind in (type, types.FunctionType) or isinstance(obj, type):
+        if kind is types.FunctionType or isinstance(obj, type):
+            if _is_of_this_package(obj):
+                return NotImplemented  # by name, without cloudpickle's search for the module
             _register_if_unimportable(obj.__module__)
         return super().reducer_override(obj)
 
@@ -184,6 +188,7 @@ def _tied_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 # -- modules that a worker cannot import ---------------------------------------------------------
 
+_PACKAGE = __name__.partition(".")[0] + "."
 _importable: dict[str, bool] = {"__main__": True, "builtins": True}
 
 
@@ -198,6 +203,11 @@ def _register_if_unimportable(name: str | None) -> None:
     _importable[name] = name not in sys.modules or _can_be_found(name)
     if not _importable[name]:
         cloudpickle.register_pickle_by_value(sys.modules[name])
+
+
+def _is_of_this_package(obj: Any) -> bool:
+    """Return whether a class or function has a name under which every worker finds it."""
+    return str(obj.__module__).startswith(_PACKAGE) and "<" not in obj.__qualname__
 
 
 def _can_be_found(name: str) -> bool:
