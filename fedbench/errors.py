@@ -184,7 +184,7 @@ class WorkerDiedError(ExecutorError):
     pid : int or None
         Process id of the worker, where there is one.
     exitcode : int or None
-        Exit code of the worker, negative for a signal.
+        Exit code of the worker, negative for a signal; None where that is not known.
     """
 
     def __init__(
