@@ -20,7 +20,7 @@ from fedbench.algorithms.base import (
     hyperparameter,
 )
 from fedbench.algorithms.fedavg import FedAvg
-from fedbench.training import ModelState, batch_gradient, shuffled_batches
+from fedbench.training import ModelState, batch_gradient
 
 __all__ = ["APFL"]
 
@@ -90,8 +90,7 @@ class APFL(FedAvg):
         losses: list[Tensor] = []
         client.model.module.train()
         for epoch in range(client.work.epochs):
-            generator = client.generator("shuffle", epoch)
-            for x, y in shuffled_batches(client.data, client.work.batch_size, generator):
+            for x, y in client.batches(epoch):
                 mixture = _mix(alpha, personal, local)
                 client.model.load(ModelState(local, local_buffers))
                 loss, gradient = batch_gradient(client.model, x, y, client.loss)

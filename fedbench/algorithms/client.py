@@ -14,7 +14,7 @@ from fedbench import aggregation
 from fedbench.aggregation import QuantizedUpdate, SparseUpdate
 from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
-from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd
+from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd, shuffled_batches
 
 __all__ = ["Client", "ClientId", "Reduction", "ServerState", "Update", "Updates", "dense"]
 
@@ -143,6 +143,12 @@ class Client:
             lambda epoch: self.generator(stream, epoch),
             **terms,
         )
+
+    def batches(self, epoch: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the batches of a local epoch in the order of the random stream "shuffle"."""
+        generator = self.generator("shuffle", epoch)
+        work = self.work
+        return shuffled_batches(self.data, work.batch_size, generator, drop_last=work.drop_last)
 
     def model_update(self) -> Update:
         """Return an update with the model's present parameters and buffers."""

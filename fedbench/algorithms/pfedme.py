@@ -22,7 +22,7 @@ from fedbench.algorithms.base import (
     Updates,
     hyperparameter,
 )
-from fedbench.training import ModelState, SGDStep, shuffled_batches
+from fedbench.training import ModelState, SGDStep
 
 __all__ = ["EnvelopeAlgorithm", "PFedMac", "PFedMe"]
 
@@ -166,5 +166,4 @@ class PFedMac(EnvelopeAlgorithm):
 def _minibatches(client: Client) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield minibatches without end, epoch after epoch."""
     for epoch in itertools.count():
-        generator = client.generator("shuffle", epoch)
-        yield from shuffled_batches(client.data, client.work.batch_size, generator)
+        yield from client.batches(epoch)

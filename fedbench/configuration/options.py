@@ -21,6 +21,7 @@ OPTION_KEYS = (
     "clip_value",
     "optimizer",
     "train",
+    "drop_last",
     "buffers",
     "integers",
     "frozen",

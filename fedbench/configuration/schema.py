@@ -103,6 +103,9 @@ class RunConfiguration(BaseModel):
     train: str | None = _key(
         None, "Your function train(model, data, rng) instead of SGD.", "MODULE:NAME"
     )
+    drop_last: bool | None = _key(
+        None, "Leave out an epoch's last batch where it is smaller.", "true|false"
+    )
     participation: Component | None = _key(None, "How cohorts are sampled.", "NAME")
     client_dropout: Annotated[float, Field(ge=0, lt=1)] | None = _key(
         None, "Probability that a sampled client fails.", "X"

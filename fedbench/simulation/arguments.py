@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -102,15 +102,18 @@ def positions_of(
     client_ids: Sequence[int | str], wanted: str | Iterable[int | str]
 ) -> Sequence[int]:
     """Return the positions of clients in the population; ``"all"`` stands for everyone."""
-    if wanted == "all":
-        return range(len(client_ids))
     if isinstance(wanted, str):
-        raise ValueError(  # noqa: TRY004 - 'all' would do
-            f"clients must be 'all' or a list of client ids, got {wanted!r}."
+        if wanted == "all":
+            return range(len(client_ids))
+        raise ValueError(f"clients must be 'all' or a list of client ids, got {wanted!r}.")
+    if not isinstance(wanted, Iterable):
+        raise TypeError(
+            f"clients must be 'all' or a list of client ids, got {wanted!r}. For one client give "
+            f"[{wanted!r}]."
         )
     positions = {client_id: position for position, client_id in enumerate(client_ids)}
     listed = list(wanted)
-    unknown = [client_id for client_id in listed if client_id not in positions]
+    unknown = [one for one in listed if not isinstance(one, Hashable) or one not in positions]
     if unknown:
         raise ValueError(
             f"clients must be ids of the data's clients, got {unknown[0]!r}. They are in "

@@ -23,6 +23,7 @@ from fedbench.training import (
     MakeOptimizer,
     OwnTraining,
     Schedule,
+    checked_flag,
     described,
     made,
     plain,
@@ -59,6 +60,9 @@ class SimulationOptions:
         a function ``(parameters, lr) -> optimiser``. Made anew for each participation.
     train : callable, optional
         ``train(model, data, rng) -> loss``: your local training in place of the epochs of SGD.
+    drop_last : bool
+        Leave out the last batch of a local epoch where it is smaller than the others; see
+        :class:`fedbench.training.LocalWork`.
     buffers : {"average", "local"}
         See :class:`fedbench.training.Exchange`, as for the next three.
     integers : {"max", "server", "sum"}
@@ -87,6 +91,7 @@ class SimulationOptions:
     clip_value: float | None = None
     optimizer: MakeOptimizer | None = None
     train: OwnTraining | None = None
+    drop_last: bool = False
     buffers: Literal["average", "local"] = "average"
     integers: Literal["max", "server", "sum"] = "max"
     frozen: tuple[str, ...] = ()
@@ -103,6 +108,7 @@ class SimulationOptions:
             "compression": made(COMPRESSIONS, self.compression),
             "optimizer": resolve_optimizer(self.optimizer),
             "client_dropout": check_dropout(self.client_dropout),
+            "drop_last": checked_flag("drop_last", self.drop_last),
         }
         exchange = Exchange(self.buffers, self.integers, self.frozen, self.personal)
         parts |= {"frozen": exchange.frozen, "personal": exchange.personal}
@@ -116,6 +122,11 @@ class SimulationOptions:
             raise TypeError(
                 f"schedule must be a name, a mapping or a function of the round, got "
                 f"{type(self.schedule).__name__}."
+            )
+        if self.train is not None and self.schedule != Constant():
+            raise ValueError(
+                f"schedule must be left out beside train, got {described(self.schedule)}: your "
+                f"function chooses its own learning rate and would not know this one."
             )
         share = plain(self.validation)
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
@@ -145,6 +156,7 @@ class SimulationOptions:
             clip_value=self.clip_value,
             optimizer=self.optimizer,
             train=self.train,
+            drop_last=self.drop_last,
         )
 
     def changed(self) -> dict[str, str]:

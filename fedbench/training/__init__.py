@@ -1,5 +1,6 @@
 """Local work of a client: one model per worker, flat parameters, batches by index."""
 
+from fedbench.training.batches import shuffled_batches
 from fedbench.training.components import made
 from fedbench.training.descriptions import described
 from fedbench.training.evaluation import EvaluationSums, evaluate_batches
@@ -10,7 +11,6 @@ from fedbench.training.local_sgd import (
     batch_gradient,
     full_gradient,
     local_sgd,
-    shuffled_batches,
 )
 from fedbench.training.losses import LOSSES, Loss
 from fedbench.training.optimizers import OPTIMIZERS, MakeOptimizer, resolve_optimizer

@@ -9,20 +9,20 @@ loop (a test compares them).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedbench.data import ClientData
+from fedbench.training.batches import in_batches, shuffled_batches
 from fedbench.training.dense_gradients import DenseGradients
 from fedbench.training.gradients import gradients
 from fedbench.training.losses import Loss
 from fedbench.training.optimizers import MakeOptimizer
 from fedbench.training.own_training import OwnTraining, run_own_training
-from fedbench.training.parameters import ALIGNMENT
-from fedbench.training.values import plain
+from fedbench.training.values import checked_flag, plain
 from fedbench.training.worker_model import WorkerModel
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "batch_gradient",
     "full_gradient",
     "local_sgd",
-    "shuffled_batches",
 ]
 
 
@@ -42,6 +41,7 @@ _BESIDE_TRAIN = (
     "momentum",
     "weight_decay",
     "nesterov",
+    "drop_last",
 )
 """What a function that trains in the place of the local steps would leave out unsaid."""
 
@@ -56,6 +56,9 @@ class LocalWork:
         Passes over the client's data.
     batch_size : int
         Samples in a step; the last batch of an epoch may be smaller.
+    drop_last : bool
+        Leave out the last batch of an epoch where it is smaller. A client that has fewer samples
+        than `batch_size` keeps its only batch, so that every client takes steps.
     lr : float
         Learning rate.
     momentum : float
@@ -87,12 +90,14 @@ class LocalWork:
     clip_value: float | None = None
     optimizer: MakeOptimizer | None = None
     train: OwnTraining | None = None
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_size", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}.")
+        object.__setattr__(self, "drop_last", checked_flag("drop_last", self.drop_last))
         for name in ("lr", "momentum", "weight_decay"):
             value = getattr(self, name)
             if not 0.0 <= value < float("inf"):
@@ -134,27 +139,8 @@ class LocalWork:
 
     def steps(self, num_samples: int) -> int:
         """Return the number of optimiser steps on a client with `num_samples` samples."""
-        return self.epochs * -(-num_samples // self.batch_size)
-
-
-def _batches(data: ClientData, order: Tensor, batch_size: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the batches of one epoch."""
-    order = order.to(data.inputs.device)
-    inputs = _gather(data.inputs, order, batch_size)
-    return list(zip(inputs, _gather(data.targets, order, batch_size), strict=True))
-
-
-def _gather(samples: Tensor, order: Tensor, batch_size: int) -> Sequence[Tensor]:
-    """Return the samples in the given order, in batches that start at multiples of 64 bytes.
-
-    One gather for the whole epoch is cheapest. The batches are then slices of it, aligned only if
-    a batch fills a multiple of 64 bytes; otherwise each batch is gathered by itself. Integers
-    are exempt: no arithmetic rounds on them.
-    """
-    row_bytes = samples.element_size() * samples[:1].numel()
-    if samples.is_floating_point() and batch_size * row_bytes % ALIGNMENT:
-        return [samples.index_select(0, rows) for rows in torch.split(order, batch_size)]
-    return torch.split(samples.index_select(0, order), batch_size)
+        whole = num_samples // self.batch_size
+        return self.epochs * max(1, whole if self.drop_last else -(-num_samples // self.batch_size))
 
 
 def local_sgd(
@@ -217,7 +203,10 @@ def local_sgd(
     losses: list[Tensor] = []
     sizes: list[int] = []
     for epoch in range(work.epochs):
-        for x, y in shuffled_batches(data, work.batch_size, generator(epoch)):
+        batches = shuffled_batches(
+            data, work.batch_size, generator(epoch), drop_last=work.drop_last
+        )
+        for x, y in batches:
             losses.append(step(x, y))
             sizes.append(len(x))
     if not losses:
@@ -225,16 +214,6 @@ def local_sgd(
     # One read-back for all steps; an exact sum, so that no vector width shows in it.
     values = torch.stack(losses).tolist()
     return math.fsum(v * n for v, n in zip(values, sizes, strict=True)) / sum(sizes)
-
-
-def shuffled_batches(
-    data: ClientData, batch_size: int, generator: torch.Generator | None
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the batches of one epoch in an order drawn from `generator`.
-
-    Every batch starts at a multiple of 64 bytes, whatever the size of a sample.
-    """
-    return _batches(data, torch.randperm(len(data.inputs), generator=generator), batch_size)
 
 
 class SGDStep:
@@ -348,8 +327,9 @@ def _outputs(module: nn.Module, x: Tensor) -> Tensor:
             raise
         raise ValueError(
             "a batch must have at least 2 samples for batch normalisation, got 1: the last batch "
-            "of a client whose number of samples is a multiple of batch_size plus 1. Choose "
-            "another batch_size, drop a sample of that client, or use nn.GroupNorm in the model."
+            "of a client whose number of samples is a multiple of batch_size plus 1. Set "
+            "drop_last=True to leave it out, unless it is the client's only one; choose another "
+            "batch_size; or use nn.GroupNorm in the model."
         ) from error
     return outputs
 
@@ -380,7 +360,7 @@ def full_gradient(
     total = model.layout.zeros()
     views = model.layout.views(total)
     order = torch.arange(len(data.inputs))
-    for x, y in _batches(data, order, batch_size):
+    for x, y in in_batches(data, order, batch_size):
         value = loss.mean(model.module(x), y)
         parts = gradients(value, model.trainable)
         torch._foreach_add_(views, parts, alpha=len(x) / len(data.inputs))

@@ -211,6 +211,10 @@ def test_evaluation_on_demand():
             simulation.evaluate(clients=["client-9"])
         with pytest.raises(ValueError, match="'all' or a list"):
             simulation.evaluate(clients="client-1")
+        with pytest.raises(TypeError, match=r"clients must be 'all' or a list .*, got 3\. For one"):
+            simulation.evaluate(clients=3)
+        with pytest.raises(ValueError, match=r"ids of the data's clients, got \[1\]"):
+            simulation.client_model_state([1])
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,18 @@ def test_a_last_batch_of_one_names_batch_normalisation_and_the_client():
         simulation.run_round()
     assert isinstance(caught.value.__cause__, ValueError)
     assert "at least 2 samples for batch normalisation, got 1" in str(caught.value)
+    assert "Set drop_last=True to leave it out" in str(caught.value)
+
+
+def test_a_last_batch_of_one_is_left_out_on_request(executor):
+    workload = tiny_workload(batch_norm_model, batch_size=3, cohort_size=6)
+    options = {"drop_last": True, "seed": 3}
+    with fedbench.Simulation(workload, executor="sequential", **options) as simulation:
+        simulation.run(2)
+        expected = simulation.state_digest()
+    with fedbench.Simulation(workload, executor=executor, **options) as simulation:
+        simulation.run(2)
+        assert simulation.state_digest() == expected
 
 
 def test_rounds_must_be_positive():

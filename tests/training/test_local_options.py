@@ -20,6 +20,7 @@ from fedbench.training import (
     made,
     resolve_optimizer,
     scheduled_lr,
+    shuffled_batches,
 )
 from fedbench.training.losses import CROSS_ENTROPY
 
@@ -45,7 +46,10 @@ def plain_loop(model, data, work, make):
     optimizer = make(model.parameters(), work.lr)
     for epoch in range(work.epochs):
         order = torch.randperm(len(data.inputs), generator=generators(epoch))
-        for rows in order.split(work.batch_size):
+        batches = order.split(work.batch_size)
+        if work.drop_last and len(batches) > 1 and len(batches[-1]) < work.batch_size:
+            batches = batches[:-1]
+        for rows in batches:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(data.inputs[rows]), data.targets[rows]).backward()
             if work.clip_norm is not None:
@@ -239,6 +243,7 @@ def test_a_function_of_the_user_does_not_know_the_terms_of_an_algorithm():
         ("clip_norm", float("nan"), ValueError),
         ("optimizer", "adam", TypeError),
         ("train", 3, TypeError),
+        ("drop_last", 1, TypeError),
     ],
 )
 def test_wrong_work_is_refused(field, value, error):
@@ -256,11 +261,26 @@ def test_wrong_work_is_refused(field, value, error):
         ("optimizer", torch.optim.Adam),
         ("momentum", 0.9),
         ("weight_decay", 0.1),
+        ("drop_last", True),
     ],
 )
 def test_what_a_function_of_the_user_would_not_know_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} must be left out beside train"):
         LocalWork(train=own_training, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("count", "steps"), [(1, 1), (6, 1), (7, 1), (8, 1), (13, 1), (14, 2), (15, 2), (30, 4)]
+)
+def test_the_smaller_last_batch_is_left_out_but_never_the_only_one(count, steps):
+    work = LocalWork(epochs=3, batch_size=7, lr=0.1, drop_last=True)
+    assert work.steps(count) == 3 * steps
+    data = make_data(count)
+    batches = shuffled_batches(data, 7, generators(0), drop_last=True)
+    assert [len(y) for _, y in batches] == [min(count, 7)] * steps
+    worker = WorkerModel(make_model())
+    local_sgd(worker, data, work, CROSS_ENTROPY, generators)
+    assert_same_bits(worker, plain_loop(make_model(), data, work, partial(torch.optim.SGD)))
 
 
 def test_schedules():
