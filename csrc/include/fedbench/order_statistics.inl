@@ -39,6 +39,27 @@ FEDBENCH_INLINE void widen(const QuadFloat& narrow, Quad& wide) {
 #endif
 }
 
+FEDBENCH_INLINE void narrow(const Quad& wide, QuadFloat& narrowed) {
+#if FEDBENCH_ISA_LEVEL >= 1
+    const __m128 converted = _mm256_cvtpd_ps(wide);
+    std::memcpy(&narrowed, &converted, sizeof narrowed);
+#else
+    narrowed = __builtin_convertvector(wide, QuadFloat);
+#endif
+}
+
+FEDBENCH_INLINE void widen_halves(const Lanes<float>::Values& values, Quad& low, Quad& high) {
+#if FEDBENCH_ISA_LEVEL >= 1
+    low = _mm256_cvtps_pd(_mm256_castps256_ps128(values));
+    high = _mm256_cvtps_pd(_mm256_extractf128_ps(values, 1));
+#else
+    QuadFloat halves[2];
+    std::memcpy(halves, &values, sizeof halves);
+    widen(halves[0], low);
+    widen(halves[1], high);
+#endif
+}
+
 // Maps the bits of a floating-point number to an integer that sorts like it, -0 below +0 and
 // NaN outside the infinities; its own inverse.
 template <class Keys>
@@ -79,6 +100,13 @@ FEDBENCH_INLINE void load_keys(const T* source, typename Lanes<T>::Keys& keys,
 
 template <class Bits>
 FEDBENCH_INLINE bool any_set(const Bits& mask) {
+#if FEDBENCH_ISA_LEVEL >= 1
+    if constexpr (sizeof mask == 32) {
+        __m256i bits;
+        std::memcpy(&bits, &mask, sizeof bits);
+        return _mm256_testz_si256(bits, bits) == 0;
+    }
+#endif
     std::uint64_t words[sizeof mask / 8];
     std::memcpy(words, &mask, sizeof mask);
     std::uint64_t any = 0;
@@ -370,64 +398,102 @@ void four_window_means(const typename Lanes<T>::Key* sorted, std::size_t stride,
 
 typedef std::uint32_t OctetMagnitudes __attribute__((vector_size(32)));
 
-// The trimmed means of eight sorted columns of floats, if a plain sum can prove them.
-// All values are multiples of the last place of the smallest one that is not zero, at least 2^-24
-// of it. Where count * max |x| is below 2^53 of that, with a bit to spare for rounding the test,
-// every partial sum is a double and the sum is exact. The quotient, rounded to double, then rounds
-// to float like the true one unless it lies halfway between two floats or near the least of them.
-FEDBENCH_INLINE bool plain_trimmed_means(const std::int32_t* sorted, std::size_t stride,
-                                         const OrderStatistic& statistic, float* out) {
-    using Keys = Lanes<float>::Keys;
-    using Values = Lanes<float>::Values;
+// Plain sums of the kept ranks of eight sorted columns of floats, and the largest |x| among them.
+struct PlainSums {
     Quad sums[2] = {};
-    OctetMagnitudes smallest = ~OctetMagnitudes{};
-    OctetMagnitudes ends[2] = {};
-    const auto count = static_cast<float>(statistic.size);
-    const std::int32_t* row = sorted + static_cast<std::size_t>(statistic.first) * stride;
-    for (int i = 0; i < statistic.size; ++i, row += stride) {
-        Keys bits;
-        Values values;
-        load(bits, row);
-        swap_order(bits);
-        std::memcpy(&values, &bits, sizeof values);
-        QuadFloat halves[2];
-        std::memcpy(halves, &values, sizeof values);
+    OctetMagnitudes largest;
+};
+
+FEDBENCH_INLINE void sum_plainly(const std::int32_t* row, std::size_t stride, int size,
+                                 PlainSums& plain) {
+    OctetMagnitudes first = {}, bits = {};
+    for (int i = 0; i < size; ++i, row += stride) {
+        Lanes<float>::Keys keys;
+        Lanes<float>::Values values;
+        load(keys, row);
+        swap_order(keys);
+        std::memcpy(&values, &keys, sizeof values);
+        std::memcpy(&bits, &keys, sizeof bits);
+        if (i == 0) first = bits;
         Quad wide[2];
-        widen(halves[0], wide[0]);
-        widen(halves[1], wide[1]);
-        sums[0] += wide[0];
-        sums[1] += wide[1];
+        widen_halves(values, wide[0], wide[1]);
+        plain.sums[0] += wide[0];
+        plain.sums[1] += wide[1];
+    }
+    first &= 0x7fffffffU;
+    bits &= 0x7fffffffU;
+    plain.largest = first > bits ? first : bits;
+}
+
+// Rounds the means of n values of at most m each, where their plain sums s decide all of them. Each
+// step of s errs by at most u n m, so the true sum is within (n - 1) n u m of s. Multiplying by the
+// reciprocal of n adds 4 n u m at most. Where the ends of twice that and more round alike, the mean
+// is proved; m must be finite.
+FEDBENCH_INLINE bool round_by_bound(const PlainSums& plain, double count, float* out) {
+    Lanes<float>::Values most;
+    std::memcpy(&most, &plain.largest, sizeof most);
+    Quad delta[2];
+    widen_halves(most, delta[0], delta[1]);
+    const double reciprocal = 1.0 / count;
+    QuadFloatBits differ = {};
+    for (int half = 0; half < 2; ++half) {
+        delta[half] *= count * (count + 8) * 0x1p-52;
+        QuadFloat low, high;
+        narrow((plain.sums[half] - delta[half]) * reciprocal, low);
+        narrow((plain.sums[half] + delta[half]) * reciprocal, high);
+        store(out + 4 * half, low);
+        QuadFloatBits low_bits, high_bits;
+        std::memcpy(&low_bits, &low, sizeof low);
+        std::memcpy(&high_bits, &high, sizeof high);
+        differ |= low_bits ^ high_bits;
+    }
+    return !any_set(differ) && !any_set(plain.largest >= 0x7f800000U);
+}
+
+// Whether plain sums are exact. All values are multiples of the last place of the smallest one that
+// is not zero, at least 2^-24 of it. Where count * max |x| is below 2^53 of that, with a bit to
+// spare for rounding the test, every partial sum is a double.
+FEDBENCH_INLINE bool sums_are_exact(const std::int32_t* row, std::size_t stride, int size,
+                                    const PlainSums& plain) {
+    OctetMagnitudes smallest = ~OctetMagnitudes{};
+    for (int i = 0; i < size; ++i, row += stride) {
+        Lanes<float>::Keys keys;
+        load(keys, row);
+        swap_order(keys);
         OctetMagnitudes magnitudes;
-        std::memcpy(&magnitudes, &bits, sizeof magnitudes);
-        magnitudes &= 0x7fffffffU;
-        if (i == 0) ends[0] = magnitudes;
-        ends[1] = magnitudes;
-        // Zero, less one, is the largest of all.
-        magnitudes -= 1U;
+        std::memcpy(&magnitudes, &keys, sizeof magnitudes);
+        magnitudes = (magnitudes & 0x7fffffffU) - 1U;  // zero, less one, is the largest of all
         smallest = smallest < magnitudes ? smallest : magnitudes;
     }
-    const OctetMagnitudes largest = ends[0] > ends[1] ? ends[0] : ends[1];
     smallest += 1U;
-    Values most, least;
-    std::memcpy(&most, &largest, sizeof most);
+    Lanes<float>::Values most, least;
+    std::memcpy(&most, &plain.largest, sizeof most);
     std::memcpy(&least, &smallest, sizeof least);
-    QuadBits halfway = {};
+    const Lanes<float>::Values reach = most * static_cast<float>(size);
+    return !any_set((reach > least * 0x1p28F) | (reach == std::numeric_limits<float>::infinity()) |
+                    (reach != reach));
+}
+
+// The trimmed means of eight sorted columns of floats, if plain sums prove them: by a bound or, as
+// ties need, because they are exact; their quotients are then rounded to odd and once more.
+FEDBENCH_INLINE bool plain_trimmed_means(const std::int32_t* sorted, std::size_t stride,
+                                         const OrderStatistic& statistic, float* out) {
+    const std::int32_t* row = sorted + static_cast<std::size_t>(statistic.first) * stride;
+    const double count = statistic.size;
+    PlainSums plain;
+    sum_plainly(row, stride, statistic.size, plain);
+    if (round_by_bound(plain, count, out)) return true;
+    if (!sums_are_exact(row, stride, statistic.size, plain)) return false;
     for (int half = 0; half < 2; ++half) {
-        const Quad quotient = sums[half] / static_cast<double>(statistic.size);
-        QuadBits bits;
-        std::memcpy(&bits, &quotient, sizeof bits);
-        const QuadBits below = bits & ((std::int64_t{1} << 29) - 1);
-        const QuadBits magnitude = bits & std::numeric_limits<std::int64_t>::max();
-        const std::int64_t normal = std::bit_cast<std::int64_t>(0x1p-120);
-        halfway |= (below == (std::int64_t{1} << 28)) | ((magnitude < normal) & (magnitude != 0));
-        store(out + 4 * half, __builtin_convertvector(quotient, QuadFloat));
+        Quad quotient = plain.sums[half] / count;
+        Quad remainder;
+        exact_remainder(plain.sums[half], quotient, count, remainder);
+        round_to_odd<QuadBits>(quotient, remainder);
+        QuadFloat rounded;
+        narrow(quotient, rounded);
+        store(out + 4 * half, rounded);
     }
-    const Values reach = most * count;
-    const Keys doubtful = (reach > least * 0x1p28F) |
-                          (reach == std::numeric_limits<float>::infinity()) | (reach != reach);
-    QuadBits doubts;
-    std::memcpy(&doubts, &doubtful, sizeof doubts);
-    return !any_set(doubts | halfway);
+    return true;
 }
 
 FEDBENCH_INLINE bool plain_trimmed_means(const std::int64_t*, std::size_t, const OrderStatistic&,
@@ -479,14 +545,20 @@ template <class T, int K>
 FEDBENCH_INLINE bool small_group(const T* const* rows, std::size_t at,
                                  const OrderStatistic& statistic, T* out) {
     using Keys = typename Lanes<T>::Keys;
-    Keys nan = {};
     Keys v[K];
-    for (int k = 0; k < K; ++k) load_keys(rows[k] + at, v[k], nan);
-    const bool finite = !mark_nan<T>(v, K, 1, nan);
+    for (int k = 0; k < K; ++k) {
+        load(v[k], rows[k] + at);
+        swap_order(v[k]);
+    }
     sort_in_registers<K>(v);
+    // What is not finite has gone to the ends, NaN beyond the infinities.
+    constexpr auto high = std::bit_cast<typename Lanes<T>::Key>(std::numeric_limits<T>::infinity());
+    constexpr auto low = static_cast<typename Lanes<T>::Key>(~high);  // negation flips all bits
+    const bool finite = !any_set((v[0] <= low) | (v[K - 1] >= high));
+    const Keys nan = (v[0] < low) | (v[K - 1] > high);
     if (statistic.kind == Statistic::median) {
-        Keys high = v[K / 2];
-        middle<T>(v[(K - 1) / 2], high, nan, K % 2 == 0, out);
+        Keys upper = v[K / 2];
+        middle<T>(v[(K - 1) / 2], upper, nan, K % 2 == 0, out);
     } else {
         alignas(32) typename Lanes<T>::Key sorted[K * Lanes<T>::count];
         for (int k = 0; k < K; ++k) store(sorted + k * Lanes<T>::count, v[k]);
