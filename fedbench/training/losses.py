@@ -39,8 +39,8 @@ class Loss:
     higher_is_better : bool
         Whether a higher score is a better one.
     gradient : callable, optional
-        A :data:`LossGradient` with the bits of ``mean`` and of autograd; returns None for
-        arguments that it leaves to these.
+        ``(outputs, targets) -> (mean, gradient of the mean by the outputs)`` with the bits of
+        ``mean`` and of autograd; returns None for arguments that it leaves to these.
     """
 
     mean: Callable[[Tensor, Tensor], Tensor]
