@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["digest"]
+__all__ = ["check_state", "digest"]
 
 
 def digest(state: Any) -> str:
@@ -41,6 +41,18 @@ def digest(state: Any) -> str:
     hasher = hashlib.sha256()
     _feed(hasher, state, "state")
     return hasher.hexdigest()
+
+
+class _Unread:
+    """Takes what a hasher takes, and does not look at it."""
+
+    def update(self, data: Any) -> None:
+        pass
+
+
+def check_state(state: Any, name: str = "state") -> None:
+    """Raise the ``TypeError`` that :func:`digest` would raise, without hashing; `name` is shown."""
+    _feed(_Unread(), state, name)
 
 
 def _feed(hasher: Any, value: Any, path: str) -> None:
@@ -100,7 +112,7 @@ def _scalar(value: Any, path: str) -> bytes:
     except TypeError:
         raise TypeError(
             f"{path} must be a mapping, a sequence, a tensor, an array or a plain value, got "
-            f"{type(value).__name__}. Convert it before taking a digest."
+            f"{type(value).__name__}. Convert it first."
         ) from None
     raw = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
     return b"int %d\n%b" % (len(raw), raw)
@@ -119,7 +131,7 @@ def _as_array(value: Any, path: str) -> tuple[str, Sequence[int], Any] | None:
     if contiguous.dtype.hasobject or contiguous.dtype.kind not in "biufcMmSU":
         raise TypeError(
             f"{path} must be an array of plain numbers, got dtype {contiguous.dtype}. "
-            "Convert it before taking a digest."
+            "Convert it first."
         )
     little = contiguous.astype(contiguous.dtype.newbyteorder("<"), copy=False)
     name = little.dtype.name if little.dtype.kind in "biufc" else little.dtype.str
@@ -130,7 +142,7 @@ def _tensor_bytes(torch: Any, tensor: Any, path: str) -> tuple[str, Sequence[int
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         raise TypeError(
             f"{path} must be a dense tensor with values, got layout {tensor.layout}, dtype "
-            f"{tensor.dtype} on device {tensor.device}. Convert it before taking a digest."
+            f"{tensor.dtype} on device {tensor.device}. Convert it first."
         )
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy()

@@ -28,6 +28,7 @@ from fedbench.reproducibility import (
     torch_generator,
 )
 from fedbench.simulation.arguments import checked_model
+from fedbench.simulation.client_state import kept_state
 from fedbench.simulation.compression import Compression, compressed, num_bytes
 from fedbench.simulation.devices import device_draws, moved
 from fedbench.simulation.enclosure import EnclosureGuard
@@ -232,7 +233,7 @@ class ClientTask:
             model.begin({})  # the worker's next task belongs to somebody else
         if guard is not None:
             guard.check("train and uplink", update.tensors if update else {}, client.state)
-        kept = client.state if side.algorithm.stateful else {}
+        kept = kept_state(side.algorithm, client.state, item.client_id, item.round_index)
         simulated = {_OWN_ENTRIES: own, _RESIDUALS: residuals}
         return ClientResult(
             num_samples=client.num_samples,

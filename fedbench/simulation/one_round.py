@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedbench.algorithms import Reduction, RoundContext, RoundPlan, ServerState, Updates
 from fedbench.executors import Executor, Resident
+from fedbench.simulation.client_state import new_state
 from fedbench.simulation.client_task import ClientItem, ClientResult, ClientSide, parted
 from fedbench.simulation.evaluation import (
     ClientTable,
@@ -268,7 +269,7 @@ class RoundRunner:
             known = state.clients.get(client_id)
             if known is not None:
                 return known
-            return algorithm.init_client(self.initial) if algorithm.stateful else {}
+            return new_state(algorithm, self.initial, client_id)
 
         return of
 
