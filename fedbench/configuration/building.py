@@ -145,7 +145,7 @@ def make_workload(configuration: RunConfiguration) -> Workload:
 
 
 def make_simulation(configuration: RunConfiguration) -> Simulation:
-    """Return the simulation of a resolved configuration; its executor is started and yours to close.
+    """Return the simulation of a resolved configuration; close its executor, which is started.
 
     Raises
     ------
