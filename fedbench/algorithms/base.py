@@ -9,6 +9,11 @@ A round goes through separate phases, each with its own set of clients::
 `train` and `uplink` run inside a client task and may read the broadcast and touch their own client
 only (invariant I1). `plan`, `broadcast` and `aggregate` run on the main thread (invariant I2).
 Leaving a client out of one phase leaves the other phases as they are.
+
+At level L1 module-level randomness (``torch``, ``numpy.random``, ``random``) is reproducible in all
+of them: a client task draws from streams of its client and round, `plan` and `broadcast` together
+and `aggregate` from streams of their round, `init_server` and each client's `init_client` from one
+of their own.
 """
 
 from __future__ import annotations

@@ -136,6 +136,15 @@ class ClientSide:
         both: tuple[ClientData, ClientData] = self.there((train, held))
         return both
 
+    def server_draws(self, *phase: int | str) -> contextlib.AbstractContextManager[Any]:
+        """Return the scope of what the algorithm draws in a phase on the server.
+
+        At L0 that is the process's global generators, as for everything else.
+        """
+        if self.level != "L1":
+            return contextlib.nullcontext()
+        return generator_scope(self.seed, "server", *phase)
+
     def there(self, value: Any) -> Any:
         """Return `value` with its tensors on the clients' device."""
         return value if self.device == "cpu" else moved(value, self.device)

@@ -134,7 +134,7 @@ class RoundRunner:
         side, algorithm, index = self.side.value, self.side.value.algorithm, before.rounds_done
         clock = PhaseClock()
         begin = time.perf_counter()
-        with clock("broadcast"):
+        with clock("broadcast"), side.server_draws("broadcast", index):
             context = round_context(side, index, self.sample)
             planned = algorithm.plan(before.server, context)
             absences = self._absences(planned, index)
@@ -145,7 +145,7 @@ class RoundRunner:
         self.observe("broadcast", None, down)
         results, updates, reduces = self._train(executor, before.server, items, down)
         self._show(items, results)
-        with clock("aggregate"):
+        with clock("aggregate"), side.server_draws("aggregate", index):
             server = aggregated(algorithm, before.server, updates)
         self.observe("aggregate", None, server)
         total = time.perf_counter() - begin
@@ -263,13 +263,15 @@ class RoundRunner:
 
     def _state_of(self, state: Committed) -> Any:
         """Return the function that gives the state of a client, new or known."""
-        algorithm = self.side.value.algorithm
+        side = self.side.value
 
         def of(client_id: int | str) -> dict[str, Any]:
             known = state.clients.get(client_id)
             if known is not None:
                 return known
-            return new_state(algorithm, self.initial, client_id)
+            # A stream of each client's own: it may be asked for in any round, and more than once.
+            with side.server_draws("init_client", client_id):
+                return new_state(side.algorithm, self.initial, client_id)
 
         return of
 

@@ -181,14 +181,15 @@ class Simulation:
             reduce_in_workers=reduce_in_workers,
             observe=observer or unobserved,
         )
-        self._server: ServerState = self.algorithm.init_server(
-            ServerSetup(
-                model=self._model.state(),
-                architecture=self._model,
-                num_clients=self.dataset.num_clients,
-                generator=functools.partial(torch_generator, seed),
+        with self._side.value.server_draws("init_server"):
+            self._server: ServerState = self.algorithm.init_server(
+                ServerSetup(
+                    model=self._model.state(),
+                    architecture=self._model,
+                    num_clients=self.dataset.num_clients,
+                    generator=functools.partial(torch_generator, seed),
+                )
             )
-        )
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
         self.history = History(
