@@ -227,8 +227,8 @@ FEDBENCH_INLINE void put_low_half(std::byte* to, u32h bits) {
 
 struct ToBFloat16 {
     static constexpr DType dtype = DType::bfloat16;
-    static FEDBENCH_INLINE u32h round(f64v value) {
-        const u32h bits = round_to_odd_float(value);
+    static FEDBENCH_INLINE u32h round(f64v value) { return from_float(round_to_odd_float(value)); }
+    static FEDBENCH_INLINE u32h from_float(u32h bits) {
         return (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
     }
     static FEDBENCH_INLINE void put(std::byte* to, u32h bits) { put_low_half(to, bits); }
@@ -236,8 +236,8 @@ struct ToBFloat16 {
 
 struct ToFloat16 {
     static constexpr DType dtype = DType::float16;
-    static FEDBENCH_INLINE u32h round(f64v value) {
-        const u32h bits = round_to_odd_float(value);
+    static FEDBENCH_INLINE u32h round(f64v value) { return from_float(round_to_odd_float(value)); }
+    static FEDBENCH_INLINE u32h from_float(u32h bits) {
 #if FEDBENCH_ISA_LEVEL == 2
         const __m128i half = _mm256_cvtps_ph(bits_as<__m256>(bits), _MM_FROUND_TO_NEAREST_INT);
         return bits_as<u32h>(_mm256_cvtepu16_epi32(half));
@@ -367,6 +367,23 @@ inline void narrow_range(const MeanSegment& segment, std::size_t clients, std::s
     }
 }
 
+// Where both ends of a bound round alike: the bits that they round to, and those of the other end.
+// `delta` bounds the error of the sum. Ends of 16-bit results are rounded to float first, which
+// moves them by 2^-24 of themselves or by 2^-150; a wider bound pays for that, if `delta` is not
+// too small for the latter.
+template <class Out>
+FEDBENCH_INLINE void round_ends(const NarrowBounds& bounds, f64v sum, f64v delta, u32h& low,
+                                u32h& high) {
+    if constexpr (Out::dtype == DType::float32) {
+        low = Out::round((sum - delta) * bounds.reciprocal);
+        high = Out::round((sum + delta) * bounds.reciprocal);
+    } else {
+        const f64v wider = delta + delta + abs(sum) * 0x1p-22;
+        low = Out::from_float(bits_as<u32h>(narrow((sum - wider) * bounds.reciprocal)));
+        high = Out::from_float(bits_as<u32h>(narrow((sum + wider) * bounds.reciprocal)));
+    }
+}
+
 // Rounds a tile by the largest and smallest |x| of all of it: bounds that are wide for most
 // coordinates, but nearly always narrow enough. Where they are not, m and n are looked up.
 template <class Out>
@@ -383,21 +400,23 @@ inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment
         }
         return;
     }
-    const f64v delta =
-        bounds.error * splat(static_cast<double>(std::bit_cast<float>(finite ? tile.largest : 0U)));
+    const auto largest = static_cast<double>(std::bit_cast<float>(finite ? tile.largest : 0U));
+    const f64v delta = bounds.error * splat(largest);
+    const bool bounded = finite && (Out::dtype == DType::float32 || largest == 0.0 ||
+                                    delta[0] * bounds.reciprocal[0] >= 0x1p-149);
     for (std::size_t i = 0; i < size; i += kLanes) {
         const f64v sum = load<f64v>(tile.sum + i);
-        u32h bits = Out::round((sum - delta) * bounds.reciprocal);
-        const u32h high = Out::round((sum + delta) * bounds.reciprocal);
-        if (!finite || mask_bits(widen_mask(bits_as<i32h>(bits == high))) != kAllLanes) {
+        u32h bits;
+        u32h high;
+        round_ends<Out>(bounds, sum, delta, bits, high);
+        if (!bounded || mask_bits(widen_mask(bits_as<i32h>(bits == high))) != kAllLanes) {
             if (exact) {
                 bits = exact_quotients<Out>(bounds, sum);
             } else {
-                u32h largest;
-                u32h smallest;
-                narrow_range(segment, clients, offset + i, std::min(kLanes, size - i), largest,
-                             smallest);
-                const unsigned proved = decide<Out>(bounds, sum, largest, smallest, bits);
+                u32h most;
+                u32h least;
+                narrow_range(segment, clients, offset + i, std::min(kLanes, size - i), most, least);
+                const unsigned proved = decide<Out>(bounds, sum, most, least, bits);
                 if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
             }
         }
