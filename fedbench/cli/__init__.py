@@ -34,30 +34,43 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives, and its line in the help text."""
+    """Where a command lives, its line in the help text, and the page that explains it."""
 
     target: str
     summary: str
+    page: str = ""
 
 
 COMMANDS = {
     "report": Command(
         "fedbench.cli.report_command:report",
         "Measure workloads over backends; print the speedup table.",
+        "docs/guide/how_we_measure.md",
     ),
     "compare": Command(
-        "fedbench.cli.compare_command:compare", "Show what changed between two reports."
+        "fedbench.cli.compare_command:compare",
+        "Show what changed between two reports.",
+        "docs/guide/how_we_measure.md#before-and-after",
     ),
     "peers": Command(
-        "fedbench.cli.peers_command:peers", "Run the same job in other frameworks, and compare."
+        "fedbench.cli.peers_command:peers",
+        "Run the same job in other frameworks, and compare.",
+        "docs/guide/peers.md",
     ),
     "scale": Command(
-        "fedbench.cli.scale_command:scale", "Fit how a round's cost grows; predict more workers."
+        "fedbench.cli.scale_command:scale",
+        "Fit how a round's cost grows; predict more workers.",
+        "docs/guide/scaling.md",
     ),
-    "run": Command("fedbench.cli.run_command:run", "Run one simulation and print its metrics."),
+    "run": Command(
+        "fedbench.cli.run_command:run",
+        "Run one simulation and print its metrics.",
+        "docs/guide/configuration.md",
+    ),
     "verify": Command(
         "fedbench.cli.verify_command:verify",
         "Compare backends bit for bit and name the first difference.",
+        "docs/guide/verification.md",
     ),
     "list": Command(
         "fedbench.cli.list_command:list_names", "List workloads, algorithms, backends, models, ..."
@@ -65,6 +78,7 @@ COMMANDS = {
     "doctor": Command(
         "fedbench.cli.doctor_command:doctor",
         "Check this machine: cores, memory, optional packages.",
+        "docs/guide/install.md",
     ),
 }
 """Name to command, in the order of the help text."""
@@ -184,11 +198,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             standalone_mode=False,
         )
     except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "fedbench"
-        return _complain(
-            path, f"{_sentence(error.format_message())} Try '{path} --help'.", EXIT_USAGE
-        )
+        return _complain_of_use(error)
     except (click.Abort, KeyboardInterrupt):
         return _complain("fedbench", "interrupted.", EXIT_INTERRUPTED)
     except OutputError as error:
@@ -208,6 +218,19 @@ def _run(arguments: Sequence[str] | None) -> int:
         reason = f"cannot write to the standard output: {error.strerror}."
         return _complain("fedbench", f"{reason} Free some space or send it elsewhere.", EXIT_USAGE)
     return code if isinstance(code, int) else 0
+
+
+def _complain_of_use(error: click.ClickException) -> int:
+    """Say what is wrong with the command line, and where to read on."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "fedbench"
+    message = f"{_sentence(error.format_message())} Try '{path} --help'."
+    command = COMMANDS.get(path.rpartition(" ")[2])
+    if isinstance(error.__cause__, FedbenchError):
+        message += f" {error.__cause__.help}"
+    elif command is not None and command.page:
+        message += f" Help: {command.page}"
+    return _complain(path, message, EXIT_USAGE)
 
 
 def _sentence(text: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ListCommand",
     "frame_formats",
+    "missing_files",
+    "note_crowding",
     "progress_bar",
     "terminal_width",
     "usage_errors",
@@ -63,12 +65,39 @@ def usage_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:  # a file to read
+        # Errors of this package say it in words, those of the system have a name and a reason.
+        in_words = error.filename is None
+        sentence = f"{error.filename!r} must be a readable file: {error.strerror}."
         raise click.UsageError(
-            f"{error.filename!r} must be a readable file: {error.strerror}.",
-            click.get_current_context(),
+            str(error) if in_words else sentence, click.get_current_context()
         ) from error
     except (ValueError, TypeError, ImportError) as error:
         raise click.UsageError(str(error), click.get_current_context()) from error
+
+
+@contextlib.contextmanager
+def missing_files() -> Iterator[None]:
+    """Turn a data file or folder that does not exist, as a loader says it, into a usage error."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.filename is not None:  # not a loader's
+            raise
+        raise click.UsageError(str(error), click.get_current_context()) from error
+
+
+def note_crowding(workers: Iterable[int]) -> None:
+    """Say on stderr that there are more workers than CPUs for them, if it is so."""
+    from fedbench.executors.resources import available_cpus
+
+    most, cpus = max(workers, default=0), available_cpus()
+    if most > cpus:
+        plural = "s" if cpus > 1 else ""
+        click.echo(
+            f"note: {most} workers share {cpus} usable CPU{plural} and slow each other down: "
+            f"--workers {cpus} keeps {'them all' if cpus > 1 else 'it'} busy.",
+            err=True,
+        )
 
 
 def terminal_width() -> int:

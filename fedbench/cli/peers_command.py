@@ -9,6 +9,7 @@ import click
 from fedbench.cli.options import (
     ListCommand,
     frame_formats,
+    note_crowding,
     terminal_width,
     usage_errors,
     write_frame,
@@ -111,6 +112,7 @@ def peers(
             seed=seed,
             timeout_s=timeout,
         )
+    note_crowding([workers])
     return _measure(settings, formats)
 
 

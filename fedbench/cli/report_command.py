@@ -8,6 +8,7 @@ import click
 
 from fedbench.cli.options import (
     ListCommand,
+    note_crowding,
     progress_bar,
     terminal_width,
     usage_errors,
@@ -200,6 +201,7 @@ def report(
             backends=backends or EXECUTORS.names(),
             workers=workers or default_worker_counts(),
         )
+    note_crowding(workers)
     with progress_bar() as listener:
         result = measure(settings, on_progress=listener)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbench.cli.options import usage_errors, write_files
+from fedbench.cli.options import note_crowding, usage_errors, write_files
 from fedbench.configuration.schema import RunConfiguration
 
 if TYPE_CHECKING:
@@ -37,9 +37,13 @@ Every flag is also a key of CONFIG.yaml (--cohort-size: cohort_size) and an
 environment variable (FEDBENCH_COHORT_SIZE). Flags win over the environment,
 the environment over the file, the file over the defaults. Values are YAML.
 
-The same seed gives the same metrics on every backend, to the last bit.
+The same seed gives the same metrics on every backend, to the last bit, and the
+same final state: its digest is printed below the metrics and is in the files.
 """
 
+_SHOWN_DIGITS = 12
+"""Of a digest, in a table; the files have all of it."""
+_ON_THIS_MACHINE = ("threads", "processes")
 _ALIASES = {"cohort_size": ("--cohort",)}
 
 
@@ -98,9 +102,11 @@ def run(
         click.echo(plan.to_yaml(), nl=False)
         return 0
     _check_targets(plan)
+    note_crowding(_workers(plan))
     if not plan.matrix:
         results = [_run_single(plan)]
         table = _evaluations(results[0].history).to_string(index=False)
+        table += f"\nfinal state: sha256 {results[0].digest}"
     else:
         results = _run_matrix(plan)
         table = _last_metrics(results).to_string(index=False, na_rep="-")
@@ -120,6 +126,14 @@ def _sweep(text: str) -> tuple[str, str]:
     if not equals:
         raise ValueError(f"--matrix must be KEY=A,B,..., got {text!r}. Try --matrix seed=0,1,2")
     return key.strip().replace("-", "_"), values
+
+
+def _workers(plan: Plan) -> Iterator[int]:
+    """Yield the worker counts that are asked of this machine; a Ray cluster has CPUs of its own."""
+    for planned in plan.runs:
+        configuration = planned.configuration
+        if configuration.workers is not None and configuration.backend.name in _ON_THIS_MACHINE:
+            yield configuration.workers
 
 
 def _check_targets(plan: Plan) -> None:
@@ -213,12 +227,14 @@ def _evaluations(history: History) -> pd.DataFrame:
 
 
 def _last_metrics(results: list[RunResult]) -> pd.DataFrame:
-    """Return one line for each run of a matrix."""
+    """Return one line for each run of a matrix, with the beginning of its digest."""
     import pandas as pd
 
     from fedbench.configuration import summary
 
-    return pd.DataFrame(summary(results))
+    return pd.DataFrame(summary(results)).assign(
+        digest=[(result.digest or "-")[:_SHOWN_DIGITS] for result in results]
+    )
 
 
 def _write(plan: Plan, results: list[RunResult]) -> None:

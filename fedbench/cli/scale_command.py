@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from fedbench.cli.options import ListCommand, frame_formats, usage_errors, write_frame
+from fedbench.cli.options import (
+    ListCommand,
+    frame_formats,
+    note_crowding,
+    usage_errors,
+    write_frame,
+)
 
 __all__ = ["scale"]
 
@@ -90,6 +96,7 @@ def scale(
             repeats=repeats,
             seed=seed,
         )
+    note_crowding([workers])
     study = scaling.measure_scaling(settings, on_progress=lambda line: click.echo(line, err=True))
     try:
         click.echo(scaling.scaling_text(study), nl=False)

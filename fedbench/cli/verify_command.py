@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbench.cli.options import ListCommand, usage_errors, write_files
+from fedbench.cli.options import (
+    ListCommand,
+    missing_files,
+    note_crowding,
+    usage_errors,
+    write_files,
+)
 from fedbench.registry import own_code
 
 if TYPE_CHECKING:
@@ -140,7 +146,9 @@ def verify(
             "rounds": rounds,
             "seed": configuration.seed,
         }
-    result = _verify_with_progress(job, options)
+    note_crowding(workers)
+    with missing_files():
+        result = _verify_with_progress(job, options)
     if result.incomparable:
         raise click.UsageError(
             f"{reference} cannot be compared with runs on this machine: "

@@ -45,10 +45,13 @@ def history_files(
     heading = [f"The resolved configuration of {_as_utf8(target)}. The bits also depend on:"]
     pinned = next((r.history.pinned for r in results if r.history.pinned), {})
     heading += [f"  {name}: {value}" for name, value in pinned.items()]
+    heading += ["and this is the SHA-256 of the final state:"]
+    heading += [f"  {r.run.label or 'all rounds'}: {r.digest or 'failed'}" for r in results]
     comment = "".join(f"# {' '.join(line.splitlines())}\n" for line in heading)
     return {
         target: formats[suffix](table),
-        f"{target}.config.yaml": (comment + plan.to_yaml()).encode(),
+        f"{target}.config.yaml": comment.encode("utf-8", "backslashreplace")
+        + plan.to_yaml().encode(),
     }
 
 

@@ -83,5 +83,6 @@ def test_a_message_without_an_end_gets_one(tmp_path, monkeypatch, capsys):
     )
     assert run("run", "--workload", "digits-logreg", "--algorithm", "terse_algorithm:X") == 2
     assert capsys.readouterr().err == (
-        "fedbench run: error: --algorithm: mine. Try 'fedbench run --help'.\n"
+        "fedbench run: error: --algorithm: mine. Try 'fedbench run --help'. "
+        "Help: docs/guide/troubleshooting.md#configurationerror\n"
     )

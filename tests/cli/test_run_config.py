@@ -190,7 +190,10 @@ def test_live_metrics_go_to_stderr(tiny, capsys):
     printed, told = capsys.readouterr()
     assert told.count("\n") == 3
     assert told.startswith("round 1 of 3: test loss ")
-    assert [line.split()[0] for line in printed.splitlines()] == ["round", "1", "2", "3"]
+    assert [line.split()[0] for line in printed.splitlines()] == [
+        *("round", "1", "2", "3"),
+        "final",
+    ]
 
 
 def test_without_evaluations_the_last_training_metrics_are_printed(tiny, capsys):
