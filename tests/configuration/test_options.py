@@ -100,12 +100,12 @@ def test_options_of_parts_can_be_swept():
 
 
 def test_own_code_is_named():
+    schedule = options_of(schedule=f"{HERE}:halved").schedule
+    assert schedule is halved or schedule(2) == 0.25
     options = options_of(
-        schedule=f"{HERE}:halved",
         train=f"{HERE}:own_training",
         stragglers={"name": f"{HERE}:Slow", "deadline": 3.0},
     )
-    assert options.schedule is halved or options.schedule(2) == 0.25
     assert options.train(None, None, None) == 0.25
     assert options.stragglers.deadline == 3.0
     betas = options_of(optimizer={"name": "adam", "betas": [0.5, 0.9]}).optimizer
