@@ -98,6 +98,11 @@ bench: $(TEST_READY) ## pytest-benchmark suites, timed (ARGS=... for pytest)
 .PHONY: env
 env: $(TEST_READY) ## only make or update the environment, with every extra
 
+.PHONY: docs-en
+docs-en: ## build the English documentation, for reading, into docs/_build/html
+	$(call docs_environment)
+	$(BIN)/sphinx-build -q -b html docs docs/_build/html
+
 .PHONY: docs-figures
 docs-figures: $(TEST_READY) ## measure anew; redraw the tables and pictures of the documentation
 	$(BIN)/fedbench report --out docs/data/report.json $(ARGS)
@@ -111,7 +116,8 @@ docs-gettext: $(TEST_READY) ## update the translation catalogs in docs/locales f
 	$(BIN)/sphinx-intl update -p docs/_build/gettext -d docs/locales -l zh_CN -w 0
 
 .PHONY: docs-zh
-docs-zh: $(TEST_READY) ## build the Chinese documentation into docs/_build/zh_CN, warnings are errors
+docs-zh: ## build the Chinese documentation into docs/_build/zh_CN, warnings are errors
+	$(call docs_environment)
 	$(BIN)/sphinx-build -W -n --keep-going -q -b html -D language=zh_CN docs docs/_build/zh_CN
 
 .PHONY: docs-translated
@@ -134,6 +140,13 @@ help: ## this text
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@ / {printf "\n%s\n", substr($$0, 5)} \
 		/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
+
+# Readers take an environment that can build the documentation as it is, without a rebuild.
+define docs_environment
+	@if [[ "$$(cat $(VENV)/.made-for 2>/dev/null)" != "$(CURDIR)" ]] || \
+		! $(BIN)/python -c 'import fedbench, furo, latex2mathml, myst_parser' 2>/dev/null; \
+	then tools/set_up_environment.sh $(RUN_EXTRAS),docs; fi
+endef
 
 # The API reference and the changelog stay English.
 define message_templates
