@@ -164,6 +164,8 @@ def verify(
         click.echo(_table(result))
         for candidate, difference in result.differences.items():
             click.echo(f"{candidate}: {difference}")
+        if result.hint:
+            click.echo(result.hint)
     finally:  # also where the table cannot be shown
         write_files(*contents)
     return 0 if result.identical else 1

@@ -6,21 +6,25 @@ arises, with the values of both sides at hand.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from fedbench.algorithms import Algorithm, Client
-from fedbench.errors import TraceError
-from fedbench.executors import EXECUTORS
+from fedbench.errors import TROUBLESHOOTING, TraceError
 from fedbench.reproducibility import incomparable, pinned
 from fedbench.simulation import Simulation
+from fedbench.verification.arguments import (
+    Candidate,
+    Loop,
+    check_reference,
+    checked_candidates,
+    default_candidates,
+    name_of,
+    seeded_loop,
+)
 from fedbench.verification.compare import Difference, first_difference
 from fedbench.verification.trace import EntryDigests, Trace, entry_digests
 from fedbench.workloads import Workload
@@ -28,33 +32,24 @@ from fedbench.workloads import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Candidate", "Verification", "seeded_loop", "verify"]
-
-Loop = Callable[..., Iterator[Mapping[str, Tensor]]]
-"""A hand-written loop: a generator that yields the server's state dict after each round."""
+__all__ = ["Loop", "Verification", "seeded_loop", "verify"]
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One side of a comparison.
-
-    Parameters
-    ----------
-    backend : str
-        Name of the executor.
-    workers : int, optional
-        Worker count; the backend's default otherwise.
-    delays : bool
-        Let every client sleep for a random moment, so that tasks finish in a random order.
-    """
-
-    backend: str
-    workers: int | None = None
-    delays: bool = False
-
-    def __str__(self) -> str:
-        workers = f" x{self.workers}" if self.workers is not None else ""
-        return f"{self.backend}{workers}{' delayed' if self.delays else ''}"
+_CAUSES = {
+    False: (
+        "Two runs of {} differ as well: it is not the backend. Look for numbers drawn "
+        "from a generator without a seed, or one that lives in a module or an object; for "
+        "module-level variables that tasks write to, which the next run finds; for the time, "
+        "threads or the order of a set. See 'Different bits' in " + TROUBLESHOOTING + "."
+    ),
+    True: (
+        "Two runs of {} agree, so the results depend on where tasks run. Look for what tasks of "
+        "one worker share: module-level variables and generators, attributes of the algorithm, "
+        "of the data or of the model that tasks write to. See 'Different bits' in "
+        + TROUBLESHOOTING
+        + "."
+    ),
+}
 
 
 @dataclass
@@ -70,6 +65,9 @@ class Verification:
         nothing was compared.
     trace : Trace
         Digests of the first candidate's run.
+    repeats : bool or None
+        Whether two further runs of the reference had the same bits, up to the round of the first
+        difference. None where there is no difference, or the reference is no candidate.
     rounds : int
         Number of rounds.
     entries : dict of Candidate to int
@@ -87,11 +85,17 @@ class Verification:
     digests: dict[Candidate, str] = field(default_factory=dict)
     incomparable: list[str] = field(default_factory=list)
     trace: Trace | None = None
+    repeats: bool | None = None
 
     @property
     def identical(self) -> bool:
         """Whether every candidate was bitwise equal to the reference in every entry."""
         return not self.differences and not self.incomparable
+
+    @property
+    def hint(self) -> str:
+        """What a difference most likely comes from; empty if there is none, or no way to tell."""
+        return "" if self.repeats is None else _CAUSES[self.repeats].format(self.reference)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row for each candidate, with its first difference."""
@@ -165,9 +169,11 @@ def verify(
     TraceError
         If the trace is of another job or has too few rounds.
     ValueError
-        If a hand-written loop ends before the last round, or takes no `seed` and `seed` is not 0.
+        If there are no candidates, or a hand-written loop ends before the last round, or takes no
+        `seed` and `seed` is not 0.
     TypeError
-        If a hand-written loop needs other arguments.
+        If `candidates` or `reference` is of another type, or a hand-written loop needs other
+        arguments.
 
     Examples
     --------
@@ -176,12 +182,11 @@ def verify(
     >>> result.identical
     True
     """
-    if callable(reference):
-        seeded_loop(reference, seed)  # refused before anything is started
-    chosen = _default_candidates() if candidates is None else list(candidates)
+    check_reference(reference, seed)
+    chosen = default_candidates() if candidates is None else checked_candidates(candidates)
     sides = {candidate: _Side(workload, algorithm, candidate, seed) for candidate in chosen}
     first = Candidate("sequential") if reference is None else reference
-    result = Verification(reference=_name_of(first), rounds=rounds)
+    result = Verification(reference=name_of(first), rounds=rounds)
     result.entries = dict.fromkeys(chosen, 0)
     result.digests = dict.fromkeys(chosen, "")
     job = _job(next(iter(sides.values())).simulation)
@@ -220,6 +225,9 @@ def verify(
         source.close()
         for side in sides.values():
             side.simulation.close()
+    if result.differences and isinstance(first, Candidate):
+        until = min(difference.round for difference in result.differences.values())
+        result.repeats = _repeats(first, workload, algorithm, seed, until)
     return result
 
 
@@ -274,6 +282,26 @@ def _observed_rounds(side: _Side) -> Generator[_Observed, None, None]:
         side.simulation.close()
 
 
+def _repeats(
+    candidate: Candidate,
+    workload: str | Workload,
+    algorithm: str | Algorithm | None,
+    seed: int,
+    rounds: int,
+) -> bool:
+    """Return whether two runs of a candidate have the same bits for so many rounds."""
+    runs = [_observed_rounds(_Side(workload, algorithm, candidate, seed)) for _ in range(2)]
+    try:
+        pairs = zip(*runs, strict=False)
+        return all(
+            _compare(one, other, number)[1] is None
+            for number, (one, other) in zip(range(1, rounds + 1), pairs, strict=False)
+        )
+    finally:
+        for run in runs:
+            run.close()
+
+
 def _loop_rounds(loop: Loop) -> Generator[_Observed, None, None]:
     for state in loop():
         # A copy: the loop may go on in the same tensors.
@@ -301,14 +329,6 @@ def _compare(expected: _Observed, seen: _Observed, number: int) -> tuple[int, Di
     return compared, None
 
 
-def _default_candidates() -> list[Candidate]:
-    return [
-        Candidate(backend, workers, delays=True)
-        for backend in EXECUTORS
-        for workers in ((None,) if backend == "sequential" else (1, 2))
-    ]
-
-
 def _source(
     reference: Candidate | Loop | Trace,
     workload: str | Workload,
@@ -320,53 +340,6 @@ def _source(
     if isinstance(reference, Trace):
         return reference.observed_rounds()
     return _loop_rounds(seeded_loop(reference, seed))
-
-
-def seeded_loop(loop: Loop, seed: int) -> Callable[[], Iterator[Mapping[str, Tensor]]]:
-    """Return a hand-written loop with the seed of the simulations that it is compared with.
-
-    Raises
-    ------
-    ValueError
-        If it takes no `seed` and `seed` is not 0: it cannot follow the simulations then.
-    TypeError
-        If it needs other arguments.
-    """
-    parameters = inspect.signature(loop).parameters.values()
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    takes_seed = any(
-        p.kind is p.VAR_KEYWORD or (p.name == "seed" and p.kind in by_keyword) for p in parameters
-    )
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in variadic and not (takes_seed and p.name == "seed")
-    ]
-    if needed:
-        raise TypeError(
-            f"reference must be a generator function without arguments, or of seed alone, got "
-            f"{_name_of(loop)!r}, which needs {', '.join(needed)}. Give them defaults, or wrap it "
-            f"in a function without them."
-        )
-    if takes_seed:
-        return functools.partial(loop, seed=seed)
-    if seed != 0:
-        raise ValueError(
-            f"seed must be 0 with a hand-written loop that takes no seed, got {seed} with "
-            f"{_name_of(loop)!r}. Give the function a parameter seed=0, and derive its random "
-            f"numbers from it."
-        )
-    return loop
-
-
-def _name_of(reference: Candidate | Loop | Trace) -> str:
-    if isinstance(reference, Candidate):
-        return str(reference)
-    if isinstance(reference, Trace):
-        return "trace"
-    module = getattr(reference, "__module__", "")
-    return f"{module}:{getattr(reference, '__qualname__', repr(reference))}"
 
 
 def _job(simulation: Simulation) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def test_a_difference_gives_one_and_is_named(capsys, own_module):
     assert "NO" in printed
     assert "threads x2 delayed: round 1, uplink, client" in printed
     assert "entry ['delta']" in printed
+    assert "\nTwo runs of sequential differ as well: it is not the backend." in printed
 
 
 def test_an_own_algorithm_and_an_own_loop(capsys, own_module):

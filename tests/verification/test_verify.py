@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import re
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -210,6 +211,67 @@ def loop_of(simulation):
     while True:
         simulation.run_round()
         yield simulation.model_state()
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawsUnseeded(FedAvg):
+    """Draws from a generator that it made itself, without a seed."""
+
+    def aggregate(self, server, updates):
+        noise = torch.randn((), generator=torch.Generator().manual_seed(time.time_ns() % 2**31))
+        return (
+            super()
+            .aggregate(server, updates)
+            .moved(noise * torch.ones_like(server.model.parameters))
+        )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "repeats", "words"),
+    [
+        (DrawsUnseeded(), False, "Two runs of sequential differ as well"),
+        (AliasedState(), True, "Two runs of sequential agree"),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_a_difference_comes_with_its_likely_causes(algorithm, repeats, words):
+    result = verify(tiny_workload(), algorithm=algorithm, candidates=[THREADS], rounds=3)
+    assert not result.identical
+    assert result.repeats is repeats
+    assert result.hint.startswith(words)
+    assert result.hint.endswith("See 'Different bits' in docs/guide/troubleshooting.md.")
+
+
+def test_without_a_difference_there_is_no_hint():
+    result = verify(tiny_workload(), candidates=[THREADS], rounds=1)
+    assert (result.identical, result.repeats, result.hint) == (True, None, "")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "error", "message"),
+    [
+        (["threads"], TypeError, r"got 'threads' in it\. Pass \[Candidate\('threads'\)\]"),
+        (
+            "threads",
+            TypeError,
+            r"list of Candidate, got 'threads'\. Pass \[Candidate\('threads'\)\]",
+        ),
+        (["thread"], TypeError, "Did you mean 'threads'"),
+        ([3], TypeError, r"got 3 in it\. Pass \[Candidate\('threads'\)\]"),
+        (THREADS, TypeError, "Put it into a list"),
+        (5, TypeError, "list of Candidate, got 5"),
+        ([], ValueError, "at least one Candidate, got none"),
+    ],
+)
+def test_what_is_no_list_of_candidates_is_refused(candidates, error, message):
+    with pytest.raises(error, match=message):
+        verify(tiny_workload(), candidates=candidates)
+
+
+def test_what_is_no_reference_is_refused():
+    message = "must be a Candidate, a Trace or a generator function, got 'sequential'"
+    with pytest.raises(TypeError, match=message):
+        verify(tiny_workload(), reference="sequential")
 
 
 def test_a_hand_written_loop_is_the_reference():
