@@ -144,7 +144,7 @@ help: ## this text
 # Readers take an environment that can build the documentation as it is, without a rebuild.
 define docs_environment
 	@if [[ "$$(cat $(VENV)/.made-for 2>/dev/null)" != "$(CURDIR)" ]] || \
-		! $(BIN)/python -c 'import fedbench, furo, latex2mathml, myst_parser' 2>/dev/null; \
+		! $(BIN)/python -P -c 'import fedbench._core, furo, latex2mathml, myst_parser' 2>/dev/null; \
 	then tools/set_up_environment.sh $(RUN_EXTRAS),docs; fi
 endef
 
