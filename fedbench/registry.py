@@ -131,8 +131,10 @@ def did_you_mean(word: object, known: Iterable[object], cutoff: float = 0.6) -> 
     cutoff : float
         How alike two words must be, from 0 to 1.
     """
-    close = difflib.get_close_matches(str(word), map(str, known), n=1, cutoff=cutoff)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    # Capitals are no difference: `l1` means 'L1'.
+    spelt = {str(name).casefold(): str(name) for name in known}
+    close = difflib.get_close_matches(str(word).casefold(), spelt, n=1, cutoff=cutoff)
+    return f" Did you mean {spelt[close[0]]!r}?" if close else ""
 
 
 def own_code(kind: str, target: str) -> Any:
@@ -149,6 +151,8 @@ def own_code(kind: str, target: str) -> Any:
         If the module needs an extra of fedbench that is not installed.
     """
     module_name, _, attribute = target.partition(":")
+    if "/" in module_name or not (module_name and attribute):
+        raise ValueError(_not_a_module(kind, target))
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -157,6 +161,8 @@ def own_code(kind: str, target: str) -> Any:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing == module_name and module_name.endswith(".py"):
+            raise ValueError(_not_a_module(kind, target)) from error
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             raise ValueError(
                 f"{kind} must be a name of `fedbench list` or MODULE:NAME of a module that can be "
@@ -170,8 +176,23 @@ def own_code(kind: str, target: str) -> Any:
     if not hasattr(module, attribute):
         raise ValueError(
             f"{kind} must be MODULE:NAME, got {target!r}: the module has no {attribute!r}."
+            f"{did_you_mean(attribute, vars(module))}"
         )
     return getattr(module, attribute)
+
+
+def _not_a_module(kind: str, target: str) -> str:
+    """Return the sentence about a file, or half a name, where ``MODULE:NAME`` belongs."""
+    file, _, attribute = target.partition(":")
+    folder, _, name = file.rpartition("/")
+    name = name.removesuffix(".py")
+    if not (name and attribute):
+        return f"{kind} must be MODULE:NAME, got {target!r}. Give both, the module first."
+    where = "" if folder in ("", ".") else f" in the folder {folder!r}"
+    return (
+        f"{kind} must be MODULE:NAME, got {target!r} with a file in place of the module. "
+        f"Write {name}:{attribute}, without .py, and run it{where or ' where the file is'}."
+    )
 
 
 def own_frame(frames: Sequence[tuple[str, int, str]]) -> tuple[str, int, str]:

@@ -84,6 +84,10 @@ COMMANDS = {
 """Name to command, in the order of the help text."""
 
 
+_WITH_PARTS = ("run", "verify")
+"""Commands whose options name parts of a simulation that have options of their own."""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
@@ -224,13 +228,28 @@ def _complain_of_use(error: click.ClickException) -> int:
     """Say what is wrong with the command line, and where to read on."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "fedbench"
-    message = f"{_sentence(error.format_message())} Try '{path} --help'."
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        message = _no_such_option(error.option_name, error.ctx.command)
+    message = f"{_sentence(message)} Try '{path} --help'."
     command = COMMANDS.get(path.rpartition(" ")[2])
     if isinstance(error.__cause__, FedbenchError):
         message += f" {error.__cause__.help}"
     elif command is not None and command.page:
         message += f" Help: {command.page}"
     return _complain(path, message, EXIT_USAGE)
+
+
+def _no_such_option(word: str, command: click.Command) -> str:
+    """Return the message about a flag that does not exist: what was meant, or where it belongs."""
+    known = [flag for parameter in command.params for flag in parameter.opts]
+    hint = did_you_mean(word, known, cutoff=0.7)
+    if not hint and command.name in _WITH_PARTS:
+        hint = (
+            " Options of an algorithm or another part stand beside its name: "
+            '--algorithm "{name: fedprox, mu: 0.1}".'
+        )
+    return f"No such option {word!r}.{hint}"
 
 
 def _sentence(text: str) -> str:

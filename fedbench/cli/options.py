@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedbench.report.driver import Progress
 
 __all__ = [
+    "Count",
     "ListCommand",
     "frame_formats",
     "missing_files",
@@ -27,6 +28,15 @@ __all__ = [
     "write_files",
     "write_frame",
 ]
+
+
+class Count(click.IntRange):
+    """A whole number from 1 on."""
+
+    name = "integer"  # click's own name for it is no word of a message
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
 
 
 class ListCommand(click.Command):

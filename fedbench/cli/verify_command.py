@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbench.cli.options import (
+    Count,
     ListCommand,
     missing_files,
     note_crowding,
@@ -83,7 +84,7 @@ the first difference is named: round, phase, client and entry.
 @click.option(
     "--workers",
     multiple=True,
-    type=click.IntRange(min=1),
+    type=Count(),
     metavar="N",
     help="Worker counts of the candidates; 1 and 2 by default.",
 )
@@ -91,7 +92,7 @@ the first difference is named: round, phase, client and entry.
     "--rounds",
     default=3,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=Count(),
     metavar="N",
     help="Rounds to compare.",
 )

@@ -177,10 +177,11 @@ def base_workload(configuration: RunConfiguration) -> Workload | None:
     """Return the workload that a configuration starts from, None if it names none."""
     if configuration.workload is None:
         return None
-    made = find("workload", configuration.workload.name)(**configuration.workload.options)
+    found = find("workload", configuration.workload.name)
+    made = found if isinstance(found, Workload) else found(**configuration.workload.options)
     if not isinstance(made, Workload):
         raise ConfigurationError(
-            f"workload must be a function that returns a Workload, got "
+            f"workload must be a Workload or a function that returns a Workload, got "
             f"{configuration.workload.name!r}, which returns {type(made).__name__}."
         )
     return made

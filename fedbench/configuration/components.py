@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -61,6 +62,8 @@ def find(key: str, name: str) -> Any:
         If own code is not named as ``module:attribute``, if there is no such module or attribute,
         or if the module cannot be imported.
     """
+    if "=" in name:
+        raise ConfigurationError(_with_options(key, name))
     if (":" in name and key in _OWN_CODE) or key == "train":
         try:
             return own_code(key, name)
@@ -73,6 +76,16 @@ def find(key: str, name: str) -> Any:
     return registry.load(name)
 
 
+def _with_options(key: str, text: str) -> str:
+    """Return the sentence about options that are written as a call, or after a colon."""
+    call = re.fullmatch(r"(.+?)[:(,]\s*(\w+\s*=[^()]*)\)?", text)
+    form = "{name: NAME, OPTION: VALUE}"
+    if call is not None:
+        options = re.sub(r"\s*=\s*", ": ", call[2]).strip(" ,")
+        form = f"{{name: {call[1]}, {options}}}"
+    return f'{key} must be a name, or a mapping with options, got {text!r}. Write "{form}".'
+
+
 def check_component(key: str, component: Component) -> list[Problem]:
     """Return what is wrong with the name and the options of `component`."""
     try:
@@ -81,9 +94,19 @@ def check_component(key: str, component: Component) -> list[Problem]:
         return [((key,), str(error))]
     if ":" in component.name and key in _OWN_PARTS and not inspect.isclass(target):
         return []  # taken as it stands
+    if key == "workload" and _is_workload(target):
+        return [
+            (
+                (key, name),
+                f"workload must be a function to have options, got {component.name!r}, which is a "
+                f"Workload, with {name}. Leave the option out, or set the key {name} beside it.",
+            )
+            for name in component.options
+        ]
     if not callable(target):
+        kinds = "a Workload or a function" if key == "workload" else "a function or a class"
         sentence = (
-            f"{key} must be a function or a class, got {component.name!r}, which is of type "
+            f"{key} must be {kinds}, got {component.name!r}, which is of type "
             f"{type(target).__name__}."
         )
         return [((key,), sentence)]
@@ -106,6 +129,12 @@ def check_component(key: str, component: Component) -> list[Problem]:
             hint = suggestion(name, options, "The options are")
             found.append(((key, name), f"unknown option {name!r} of {component.name!r}. {hint}"))
     return found
+
+
+def _is_workload(target: Any) -> bool:
+    from fedbench.workloads.base import Workload
+
+    return isinstance(target, Workload)
 
 
 def _takes_seed(target: Callable[..., Any]) -> bool:

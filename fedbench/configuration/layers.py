@@ -105,6 +105,7 @@ def _from_file(path: str | Path) -> Layers:
     except OSError as error:
         raise ConfigurationError(
             f"the configuration must be a readable file, got {name!r} ({error.strerror})."
+            f"{_meant_workload(name)}"
         ) from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"the configuration {name!r} must be UTF-8 text.") from None
@@ -116,6 +117,13 @@ def _from_file(path: str | Path) -> Layers:
         raise ConfigurationError(f"{place}{message.removeprefix('line ')}") from None
     lines = {path: f"{name}:{line}" for path, line in document.lines.items()}
     return _layers(document.value, Origins({(): name, **lines}))
+
+
+def _meant_workload(name: str) -> str:
+    """Return the end of a message about a file that does not exist but is named like a workload."""
+    from fedbench.workloads import WORKLOADS
+
+    return f" Did you mean {flag_of('workload')} {name}?" if name in WORKLOADS else ""
 
 
 def _from_mapping(values: Mapping[str, Any] | None) -> Layers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 
+from fedbench.registry import did_you_mean
+
 __all__ = ["LEVEL_VARIABLE", "Level", "check_level", "level_or_default"]
 
 LEVEL_VARIABLE = "FEDBENCH_REPRODUCIBILITY"
@@ -72,6 +74,7 @@ def check_level(level: str) -> Level:
     raise ValueError(
         f"reproducibility must be 'L0' or 'L1', got {level!r}. L1 (the default) gives the same "
         "bits on every backend; L0 draws from the global generators like a plain loop."
+        f"{did_you_mean(level, Level.__members__)}"
     )
 
 

@@ -1,6 +1,7 @@
 """What the command line says to somebody who asks it in the wrong way, or for too much."""
 
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -116,3 +117,92 @@ def test_a_matrix_shows_the_beginning_of_each_digest(capsys, tmp_path):
     assert head[-1] == "digest"
     assert first[-1] == digest[:12] != second[-1]
     assert f"seed=0: {digest}\n" in Path(f"{table}.config.yaml").read_text("utf-8")
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Give a module of the user's own in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_parts.py").write_text(
+        "from dataclasses import replace\n"
+        "from fedbench.workloads import load\n"
+        "from fedbench.algorithms.fedavg import FedAvg\n"
+        "class AdaptiveServer(FedAvg):\n"
+        "    pass\n"
+        "def job(seed=0):\n"
+        "    return replace(load('quadratic'), name='mine')\n"
+        "JOB = job()\n"
+    )
+    monkeypatch.delitem(sys.modules, "my_parts", raising=False)
+    return tmp_path
+
+
+def test_a_workload_of_your_own_is_named_as_it_stands(own, capsys):
+    assert call("run", "--rounds", "1", "--workload", "my_parts:job") == 0
+    by_function = capsys.readouterr().out
+    assert call("run", "--rounds", "1", "--workload", "my_parts:JOB") == 0
+    assert capsys.readouterr().out == by_function
+    (own / "file.yaml").write_text("workload: my_parts:JOB\nrounds: 1\n")
+    assert call("run", "file.yaml") == 0
+    assert capsys.readouterr().out == by_function
+    arguments = ("--backend", "threads", "--workers", "1", "--rounds", "1")
+    assert call("verify", "--workload", "my_parts:JOB", *arguments) == 0
+
+
+def test_a_workload_that_stands_has_no_options(own, capsys):
+    line = refused(capsys, "run", "--workload", "{name: my_parts:JOB, lr: 0.1}")
+    assert "must be a function to have options, got 'my_parts:JOB', which is a Workload" in line
+    assert "set the key lr beside it" in line
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("my_parts.py:AdaptiveServer", "Write my_parts:AdaptiveServer, without .py"),
+        ("./my_parts.py:AdaptiveServer", "and run it where the file is"),
+        ("parts/my_parts.py:A", "Write my_parts:A, without .py, and run it in the folder 'parts'"),
+        ("my_parts:Adaptive_server", "Did you mean 'AdaptiveServer'?"),
+        (":AdaptiveServer", "Give both, the module first"),
+        ("fedprox:mu=0.1", 'Write "{name: fedprox, mu: 0.1}"'),
+        ("fedprox(mu = 0.1)", 'Write "{name: fedprox, mu: 0.1}"'),
+        ("my_parts:Own(a=1, b=x)", 'Write "{name: my_parts:Own, a: 1, b: x}"'),
+        ("mu=0.1", 'Write "{name: NAME, OPTION: VALUE}"'),
+    ],
+)
+def test_an_algorithm_that_is_written_wrongly_is_set_right(target, words, own, capsys):
+    line = refused(capsys, "run", *CHEAP, "--algorithm", target)
+    assert repr(target) in line
+    assert words in line
+
+
+def test_a_part_as_tables_print_it_is_set_right(capsys):
+    line = refused(capsys, "run", *CHEAP, "--partitioner", "dirichlet(alpha=0.5, min_size=2)")
+    assert 'Write "{name: dirichlet, alpha: 0.5, min_size: 2}".' in line
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_an_option_of_a_part_as_a_flag_is_told_where_it_belongs(command, capsys):
+    line = refused(capsys, command, *CHEAP, "--mu", "0.1")
+    assert "No such option '--mu'. Options of an algorithm" in line
+    assert '--algorithm "{name: fedprox, mu: 0.1}"' in line
+
+
+def test_a_flag_that_is_nearly_right_is_suggested(capsys):
+    line = refused(capsys, "run", *CHEAP, "--worker", "2")
+    assert "No such option '--worker'. Did you mean '--workers'?" in line
+    assert "fedprox" not in line
+    assert "Did you mean '--rounds'?" in refused(capsys, "report", "--round", "2")
+
+
+def test_a_workload_in_place_of_a_file_is_suggested(capsys):
+    line = refused(capsys, "run", "digits-mlp")
+    assert "got 'digits-mlp' (No such file or directory)" in line
+    assert "Did you mean --workload digits-mlp?" in line
+    assert "--workload" not in refused(capsys, "run", "nothing.yaml")
+
+
+def test_words_for_numbers_and_small_letters_are_told(capsys):
+    line = refused(capsys, "verify", *CHEAP, "--workers", "two")
+    assert "'two' is not a valid integer." in line
+    line = refused(capsys, "run", *CHEAP, "--reproducibility", "l1")
+    assert "Did you mean 'L1'?" in line
