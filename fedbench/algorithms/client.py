@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,26 @@ from fedbench import aggregation
 from fedbench.aggregation import QuantizedUpdate, SparseUpdate
 from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
+from fedbench.registry import did_you_mean
 from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd, shuffled_batches
 
 __all__ = ["Client", "ClientId", "Reduction", "ServerState", "Update", "Updates", "dense"]
 
 ClientId = int | str
+
+
+class _Extra(dict[str, Any]):
+    """What the algorithm keeps on the server; says what there is if an entry is missing."""
+
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(
+            f"server.extra has no entry {name!r}. It has {_listed(self)}. Make the entry in "
+            f"init_server: return super().init_server(setup).keeping({name}=...)."
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,9 @@ class ServerState:
 
     model: ModelState
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extra", _Extra(self.extra))
 
     def moved(self, delta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
         """Return the state with ``parameters + delta`` and, where given, new `buffers`."""
@@ -246,9 +264,12 @@ class Updates:
 
         Raises
         ------
+        ValueError
+            If an update has no such entry, or there are no updates.
         NonFiniteError
             If an update holds NaN or infinity.
         """
+        self._check_entry(name)
         weights = [float(u.num_samples) for u in self._updates] if weighting == "samples" else None
         values = [u.tensors[name] for u in self._updates]
         if isinstance(values[0], SparseUpdate):
@@ -257,6 +278,17 @@ class Updates:
             return aggregation.quantized_mean(values, weights, total_weight=total_weight)
         integers = "sum" if self.integers == "sum" else "max"
         return aggregation.mean(values, weights, total_weight=total_weight, integers=integers)
+
+    def _check_entry(self, name: str) -> None:
+        if not self._updates:
+            raise ValueError(f"there must be updates to take the mean of {name!r}, got none.")
+        for client, update in zip(self.clients, self._updates, strict=True):
+            if name not in update.tensors:
+                raise ValueError(
+                    f"name must be an entry of every update, got {name!r}, while that of client "
+                    f"{client!r} has {_listed(update.tensors)}."
+                    f"{did_you_mean(name, update.tensors)} What clients send is up to uplink."
+                )
 
     def mean_buffers(
         self, server: ServerState, weighting: Weighting = "samples"

@@ -60,13 +60,34 @@ def checked_model(model: object) -> nn.Module:
     return model
 
 
-def resolve_algorithm(algorithm: str | Algorithm | None, workload: Workload) -> Algorithm:
+def resolve_algorithm(
+    algorithm: str | Algorithm | Mapping[str, Any] | None, workload: Workload
+) -> Algorithm:
     """Return the algorithm that was asked for, the workload's own if none was."""
     if isinstance(algorithm, Algorithm):
         return algorithm
     if algorithm is None or algorithm == workload.algorithm:
         return make_algorithm(workload.algorithm, **workload.algorithm_options)
+    if isinstance(algorithm, Mapping):
+        options = dict(algorithm)
+        if "name" not in options:
+            raise ValueError(
+                f"algorithm must have a name, got {options!r}. Add it, for example "
+                f"{{'name': 'fedprox', 'mu': 0.1}}."
+            )
+        return make_algorithm(options.pop("name"), **options)
+    if not isinstance(algorithm, str):
+        raise TypeError(
+            f"algorithm must be a name, a mapping with a name and hyperparameters, or an "
+            f"Algorithm, got {_not_an_algorithm(algorithm)}"
+        )
     return make_algorithm(algorithm)
+
+
+def _not_an_algorithm(given: object) -> str:
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        return f"the class {given.__name__}. Pass {given.__name__}()."
+    return f"{type(given).__name__}. `fedbench list` shows the names."
 
 
 def resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Executor, bool]:

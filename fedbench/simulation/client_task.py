@@ -197,7 +197,8 @@ def _returned(kind: type, what: str, method: Callable[..., Any], *arguments: Any
     if not isinstance(value, kind):
         name = getattr(method, "__qualname__", repr(method))
         owner = type(getattr(method, "__self__", None)).__name__
-        raise TypeError(f"{owner}.{name.rpartition('.')[2]} must return {what}, got {value!r}.")
+        found = type(value).__name__
+        raise TypeError(f"{owner}.{name.rpartition('.')[2]} must return {what}, got {found}.")
     return value
 
 

@@ -34,6 +34,36 @@ from fedbench.workloads import Workload
 __all__ = ["SimulationOptions", "held_out", "make_options", "refuse_compression"]
 
 
+ARGUMENTS = (
+    "algorithm",
+    "executor",
+    "workers",
+    "seed",
+    "reproducibility",
+    "cohort_size",
+    "check_enclosure",
+    "reduce_in_workers",
+    "vectorized",
+    "device",
+    "observer",
+    "around_client",
+)
+"""The keyword arguments of a simulation that are not its options."""
+
+_OTHERWISE = {
+    "backend": "Pass executor='NAME' with the name of the backend.",
+    **dict.fromkeys(
+        ("num_workers", "n_workers", "max_workers", "n_jobs"), "Did you mean 'workers'?"
+    ),
+    "rounds": "Pass rounds to its method run().",
+    "num_clients": (
+        "Pass cohort_size for the clients of a round; how many there are in all is up to the data."
+    ),
+    "clients_per_round": "Did you mean 'cohort_size'?",
+}
+"""What is meant by names that are not alike, by the name."""
+
+
 @dataclass(frozen=True)
 class SimulationOptions:
     """Further keyword arguments of a :class:`fedbench.simulation.Simulation`.
@@ -208,9 +238,25 @@ def make_options(of_workload: Mapping[str, Any], given: Mapping[str, Any]) -> Si
     known = [field.name for field in dataclasses.fields(SimulationOptions)]
     for name in chosen:
         if name not in known:
-            hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
-            raise TypeError(f"a simulation has no option {name!r}.{hint}")
+            raise TypeError(f"a simulation has no option {name!r}. {_meant(name, known)}")
     return SimulationOptions(**chosen)
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """Return where a keyword argument belongs that is no option of a simulation."""
+    if name in _OTHERWISE:
+        return _OTHERWISE[name]
+    of_workload = [field.name for field in dataclasses.fields(Workload)]
+    name = {"learning_rate": "lr", "epochs": "local_epochs"}.get(name, name)
+    if name in of_workload:
+        return (
+            f"{name} belongs to the workload: pass dataclasses.replace(workload, {name}=...), "
+            f"where fedbench.workloads.load('NAME') gives a built-in workload."
+        )
+    if name in ARGUMENTS:
+        return f"Pass {name} to the Simulation itself."
+    known = [*ARGUMENTS, *known]
+    return did_you_mean(name, known).lstrip() or f"There are {', '.join(known)}."
 
 
 def held_out(num_samples: int, share: float) -> int:

@@ -152,7 +152,7 @@ def aggregated(algorithm: Algorithm, server: ServerState, updates: Updates) -> S
         phase = "aggregate" if len(updates) else "silent"
         raise TypeError(
             f"{type(algorithm).__name__}.{phase} must return the new ServerState, for example "
-            f"server.moved(mean), got {state!r}."
+            f"server.moved(mean), got {type(state).__name__}."
         )
     new: ServerState = state
     return new

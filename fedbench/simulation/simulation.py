@@ -55,8 +55,8 @@ class Simulation:
     workload : str, Workload or mapping
         Name of a built-in workload, a :class:`~fedbench.workloads.Workload`, or its parts as a
         mapping of keyword arguments (``{"dataset": ..., "model": ..., ...}``).
-    algorithm : str or Algorithm, optional
-        Replaces the workload's algorithm.
+    algorithm : str, Algorithm or mapping, optional
+        Replaces the workload's algorithm; a mapping is a name with hyperparameters.
     executor : str or Executor
         Name of a backend, whose executor the simulation then owns and closes, or an executor
         that stays yours.
@@ -124,7 +124,7 @@ class Simulation:
         self,
         workload: str | Workload | Mapping[str, Any],
         *,
-        algorithm: str | Algorithm | None = None,
+        algorithm: str | Algorithm | Mapping[str, Any] | None = None,
         executor: str | Executor = "sequential",
         workers: int | None = None,
         seed: int = 0,

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import inspect
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fedbench.algorithms.fedprox import FedProx
 from fedbench.errors import CheckpointError, ClientTaskError, VectorizationError
 from fedbench.reproducibility import digest
 from fedbench.simulation import Lognormal, SimulationOptions, TopK, Trace, Weighted
+from fedbench.simulation.options import ARGUMENTS
 from tests.simulation.helpers import batch_norm_model, dropout_model, plain_model, tiny_workload
 
 
@@ -294,7 +296,7 @@ def test_a_checkpoint_belongs_to_its_options(tmp_path):
             TypeError,
             "'client_dropuot'. Did you mean 'client_dropout'",
         ),
-        ({"zzz": 0.1}, TypeError, "There are participation, client_dropout"),
+        ({"zzz": 0.1}, TypeError, "There are algorithm, executor"),
         ({"client_dropout": 1.0}, ValueError, r"client_dropout must be a probability in \[0, 1\)"),
         ({"client_dropout": "some"}, ValueError, "client_dropout must be"),
         ({"participation": "weightd"}, ValueError, "Did you mean 'weighted'"),
@@ -371,3 +373,55 @@ def test_an_own_algorithm_that_adds_terms_refuses_a_function_that_trains():
     simulation = fedbench.Simulation(tiny_workload(), algorithm=Pulled(), train=own_training)
     with simulation, pytest.raises(ClientTaskError, match="train must be left out"):
         simulation.run_round()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("backend", "Pass executor='NAME'"),
+        ("num_workers", "Did you mean 'workers'"),
+        ("num_clients", "Pass cohort_size for the clients of a round"),
+        ("clients_per_round", "Did you mean 'cohort_size'"),
+        ("rounds", r"Pass rounds to its method run\(\)"),
+        ("lr", r"lr belongs to the workload: pass dataclasses.replace\(workload, lr=\.\.\.\)"),
+        ("learning_rate", r".*replace\(workload, lr=\.\.\.\), where fedbench.workloads.load"),
+        ("local_epochs", r".*replace\(workload, local_epochs="),
+        ("worker", "Did you mean 'workers'"),
+        ("cohort_sizes", "Did you mean 'cohort_size'"),
+        ("evaluate_client", "Did you mean 'evaluate_clients'"),
+        ("xyz", "There are algorithm, executor, .*, evaluate_clients"),
+    ],
+)
+def test_an_unknown_argument_is_told_where_it_belongs(name, words):
+    with pytest.raises(TypeError, match=rf"^a simulation has no option '{name}'\. {words}"):
+        fedbench.Simulation(tiny_workload(), **{name: 0.1})
+
+
+def test_an_argument_among_the_options_of_a_workload_is_told_where_it_belongs():
+    with pytest.raises(TypeError, match=r"'seed'\. Pass seed to the Simulation itself"):
+        fedbench.Simulation(tiny_workload(options={"seed": 1}))
+
+
+def test_the_known_arguments_are_those_of_a_simulation():
+    parameters = inspect.signature(fedbench.Simulation).parameters.values()
+    assert [p.name for p in parameters if p.kind is p.KEYWORD_ONLY] == list(ARGUMENTS)
+
+
+def test_an_algorithm_is_a_name_a_mapping_or_an_object():
+    simulation = fedbench.Simulation(tiny_workload(), algorithm={"name": "fedprox", "mu": 0.25})
+    assert simulation.algorithm == algorithms.make_algorithm("fedprox", mu=0.25)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "error", "words"),
+    [
+        (FedAvg, TypeError, r"got the class FedAvg\. Pass FedAvg\(\)\."),
+        ({"mu": 0.1}, ValueError, r"algorithm must have a name, got \{'mu': 0.1\}"),
+        ({"name": "fedprox", "nu": 1}, TypeError, "'fedprox' has no hyperparameter 'nu'"),
+        ({"name": "fedprx"}, ValueError, "Did you mean 'fedprox'"),
+        (3, TypeError, "algorithm must be a name, a mapping .* got int"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(algorithm, error, words):
+    with pytest.raises(error, match=words):
+        fedbench.Simulation(tiny_workload(), algorithm=algorithm)

@@ -1,11 +1,14 @@
+import copy
 import dataclasses
 import hashlib
+import pickle
 
 import numpy as np
 import pytest
 import torch
 
 import fedbench
+from fedbench.algorithms import Updates
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.errors import ClientTaskError, NonFiniteError
 from fedbench.reproducibility import torch_generator
@@ -351,3 +354,58 @@ def test_a_forgotten_return_is_named(algorithm, words):
     simulation = fedbench.Simulation(tiny_workload(), algorithm=algorithm)
     with pytest.raises((TypeError, ClientTaskError), match=words):
         simulation.run_round()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReturnsATensor(FedAvg):
+    def aggregate(self, server, updates):
+        return updates.mean("delta")
+
+
+@dataclasses.dataclass(frozen=True)
+class AveragesWhatNobodySent(FedAvg):
+    def aggregate(self, server, updates):
+        return server.moved(updates.mean("deltas"))
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetsInitServer(FedAvg):
+    def aggregate(self, server, updates):
+        return server.moved(server.extra["velocity"])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "error", "words"),
+    [
+        (ReturnsATensor(), TypeError, r"must return the new ServerState, .*, got Tensor\.$"),
+        (
+            AveragesWhatNobodySent(),
+            ValueError,
+            r"name must be an entry of every update, got 'deltas', while that of client "
+            r"'client-\d' has 'delta'\. Did you mean 'delta'\? What clients send is up to uplink\.",
+        ),
+        (
+            ForgetsInitServer(),
+            KeyError,
+            r"server\.extra has no entry 'velocity'\. It has none\. Make the entry in init_server",
+        ),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_mistakes_of_the_server_are_explained(algorithm, error, words):
+    simulation = fedbench.Simulation(tiny_workload(), algorithm=algorithm)
+    with pytest.raises(error, match=words):
+        simulation.run_round()
+    assert simulation.rounds_done == 0
+
+
+def test_what_the_server_keeps_is_a_mapping_as_any_other():
+    state = fedbench.Simulation(tiny_workload()).server.keeping(a=1)
+    assert pickle.loads(pickle.dumps(state)).extra == copy.deepcopy(state).extra == {"a": 1}
+    assert state.extra.get("b") is None
+    assert "b" not in state.extra
+
+
+def test_the_mean_of_no_updates_is_refused():
+    with pytest.raises(ValueError, match="must be updates to take the mean of 'delta', got none"):
+        Updates([], []).mean("delta")
