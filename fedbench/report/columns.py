@@ -136,6 +136,8 @@ class Column:
         Importance in the printed table, 1 first; None keeps the column to the files.
     label : str
         Short head in the printed table, where the name is too wide.
+    legend : str
+        What is said of it below the printed table; columns that stand side by side may share it.
     """
 
     name: str
@@ -145,6 +147,12 @@ class Column:
     compute: Callable[[Row], Value]
     rank: int | None = None
     label: str = ""
+    legend: str = ""
+
+    @property
+    def head(self) -> str:
+        """What stands above it in the printed table."""
+        return self.label or self.name
 
     def show(self, row: Row) -> str:
         """Return the cell of `row` as people read it; a difference nobody ruled out is starred."""
@@ -252,6 +260,8 @@ def _peak_mem_mb(row: Row) -> Value:
     return None if peak is None else peak / 1e6
 
 
+_INTERVAL = "95 % interval of speedup"
+
 # fmt: off
 COLUMNS: tuple[Column, ...] = (
     Column("workload", "text", "", "Name of the workload.",
@@ -263,7 +273,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("workers", "integer", "", "Workers of the executor.",
            lambda row: row.measurement.configuration.workers, rank=2),
     Column("intraop_threads", "integer", "", "Torch's threads inside one operation.",
-           lambda row: row.measurement.configuration.intraop_threads, rank=3, label="intraop"),
+           lambda row: row.measurement.configuration.intraop_threads, rank=3, label="intraop",
+           legend="torch's threads inside an operation"),
     Column("status", "text", "", "'ok', or why the row has no figures.",
            lambda row: row.measurement.status),
     Column("clients", "integer", "", "Registered clients.",
@@ -277,18 +288,21 @@ COLUMNS: tuple[Column, ...] = (
     Column("startup_s", "number", "s", "Until the executor is ready, once.",
            lambda row: row.measurement.startup_s, rank=11),
     Column("round_s", "number", "s", "Median round without evaluation.",
-           lambda row: statistics.median(row.round_seconds()), rank=4),
+           lambda row: statistics.median(row.round_seconds()), rank=4,
+           legend="median seconds of a round"),
     Column("round_s_iqr", "number", "s", "Interquartile range of the rounds.",
            lambda row: statistics.interquartile_range(row.round_seconds()), rank=14),
     Column("speedup", "number", "", "Median of baseline time / own time, paired by round.",
-           lambda row: statistics.median(row.speedups()), rank=5),
+           lambda row: statistics.median(row.speedups()), rank=5,
+           legend="median of baseline time / own time, paired by round (not the ratio of medians)"),
     Column("speedup_low", "number", "", "Lower end of the 95 % bootstrap interval of speedup.",
-           _speedup_bound(0), rank=7, label="low"),
+           _speedup_bound(0), rank=7, label="low", legend=_INTERVAL),
     Column("speedup_high", "number", "", "Upper end of the 95 % bootstrap interval of speedup.",
-           _speedup_bound(1), rank=8, label="high"),
+           _speedup_bound(1), rank=8, label="high", legend=_INTERVAL),
     Column("efficiency", "number", "",
            "Median of ideal / own time; the ideal is the baseline's task time / cores of the row.",
-           lambda row: statistics.median(row.efficiencies()), rank=9),
+           lambda row: statistics.median(row.efficiencies()), rank=9,
+           legend="ideal time / own time"),
     Column("train_s", "number", "s", "Median time of local training, summed over the clients.",
            _phase("train"), rank=15),
     Column("broadcast_s", "number", "s", "Median time of planning a round and its broadcast.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import itertools
 import json
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedbench.report.remarks import footnotes, notes
 __all__ = ["FORMATS", "FRAME_FORMATS", "format_of", "render_text"]
 
 _MIN_WIDTH = 40
+_PAGE = "docs/guide/how_we_measure.md"
 
 
 def frame_to_csv(frame: pd.DataFrame) -> bytes:
@@ -131,9 +133,14 @@ def render_text(report: Report, width: int = 80) -> str:
     wrap = textwrap.TextWrapper(
         max(width, _MIN_WIDTH), subsequent_indent="  ", break_on_hyphens=False
     )
-    parts = [
-        f"{wrap.fill(_heading(table))}\n{_text_table(table, width)}\n" for table in jobs.values()
-    ]
+    parts, shown = [], set[Column]()
+    for table in jobs.values():
+        chosen = _fitting(table, width)
+        shown.update(chosen)
+        parts.append(f"{wrap.fill(_heading(table))}\n{_pandas_text(table, chosen)}\n")
+    legend = _legend(shown)
+    if legend:
+        parts.append(f"{wrap.fill(legend)}\n")
     stars = [wrap.fill(note) for note in footnotes(report)]
     if stars:
         parts.append("\n".join(stars) + "\n")
@@ -158,23 +165,33 @@ def _heading(table: list[Row]) -> str:
     return f"{name} ({', '.join(facts)})"
 
 
-def _text_table(table: list[Row], width: int) -> str:
+def _fitting(table: list[Row], width: int) -> list[Column]:
+    """Return the most important columns that fit, in the order of the table."""
     ranked = [column for column in COLUMNS if column.rank is not None]
     ranked.sort(key=lambda column: column.rank or 0)
     chosen: list[Column] = []
-    text = ""
     for column in ranked:
         attempt = sorted([*chosen, column], key=COLUMNS.index)
-        candidate = _pandas_text(table, attempt)
-        if chosen and max(map(len, candidate.splitlines())) > max(width, _MIN_WIDTH):
+        lines = _pandas_text(table, attempt).splitlines()
+        if chosen and max(map(len, lines)) > max(width, _MIN_WIDTH):
             break
-        chosen, text = attempt, candidate
-    return text
+        chosen = attempt
+    return chosen
+
+
+def _legend(shown: Set[Column]) -> str:
+    """Return what the heads of the columns mean, empty if they speak for themselves."""
+    explained = [column for column in COLUMNS if column in shown and column.legend]
+    entries = [
+        f"{', '.join(column.head for column in alike)}: {text}"
+        for text, alike in itertools.groupby(explained, key=lambda column: column.legend)
+    ]
+    return f"{'; '.join(entries)}. More: {_PAGE}" if entries else ""
 
 
 def _pandas_text(table: list[Row], columns: list[Column]) -> str:
     frame = pd.DataFrame(
-        {column.label or column.name: [column.show(row) for row in table] for column in columns},
+        {column.head: [column.show(row) for row in table] for column in columns},
         dtype=object,
     )
     return str(frame.to_string(index=False))

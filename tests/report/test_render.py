@@ -89,6 +89,28 @@ def test_a_wider_terminal_shows_more(report):
     assert "aggregate_s" in render_text(report, 400)
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 132])
+def test_the_legend_explains_the_columns_that_are_shown_and_no_others(report, width):
+    table, legend = render_text(report, width).split("\n\n")[:2]
+    (heads,) = (line.split() for line in table.splitlines() if line.split()[0] == "backend")
+    text = " ".join(legend.split())
+    assert text.endswith(". More: docs/guide/how_we_measure.md")
+    explained = [
+        head
+        for entry in text.partition(". More")[0].split("; ")
+        for head in entry.partition(":")[0].split(", ")
+    ]
+    unclear = ("intraop", "round_s", "speedup", "low", "high", "efficiency")
+    assert explained == [head for head in heads if head in unclear]
+    assert len(explained) >= 2
+    assert len(legend.splitlines()) <= (4 if width >= 80 else 8)
+
+
+def test_the_legend_is_there_once(build):
+    made = build.report(build.measurement(), build.measurement(workload="other"))
+    assert render_text(made).count("More: docs/guide/how_we_measure.md") == 1
+
+
 def test_a_failed_backend_is_a_row_and_a_note(report):
     text = render_text(report)
     assert "note: digits/fedavg/ray (2 workers): ray is not installed" in text
