@@ -22,7 +22,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from torch import nn
 from fedbench.algorithms.checks import (
     WEIGHTINGS,
     Weighting,
+    check_declared,
     check_hyperparameters,
     hyperparameter,
 )
@@ -155,12 +156,18 @@ class Algorithm(ABC):
     unsupported: ClassVar[frozenset[str]] = frozenset()
     """Options of a simulation that do not fit the algorithm, for example ``"optimizer"``."""
 
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Refuse a class that declares hyperparameters and is no dataclass."""
+        check_declared(cls)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         check_hyperparameters(self)
 
     @classmethod
     def options(cls) -> tuple[dataclasses.Field[Any], ...]:
         """Return the dataclass fields that are the hyperparameters."""
+        check_declared(cls)
         return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
 
     def adapt_model(self, module: nn.Module, loss: Loss) -> nn.Module:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
-__all__ = ["WEIGHTINGS", "Weighting", "check_hyperparameters", "hyperparameter"]
+__all__ = [
+    "WEIGHTINGS",
+    "Weighting",
+    "check_declared",
+    "check_hyperparameters",
+    "hyperparameter",
+]
 
 Weighting = Literal["samples", "uniform"]
 
@@ -54,6 +61,22 @@ def hyperparameter(
     """
     rule = _Rule(low, above, high, below, tuple(choices))
     return dataclasses.field(default=default, metadata={_RULE: rule})
+
+
+def check_declared(kind: type) -> None:
+    """Raise ``TypeError`` if a class of `kind`'s line declares fields and is no dataclass itself.
+
+    They would be no hyperparameters: nobody could pass them, and no digest would know them.
+    """
+    for owner in kind.__mro__:
+        if "__dataclass_fields__" in vars(owner):
+            continue
+        for name, annotation in inspect.get_annotations(owner).items():
+            if not name.startswith("_") and "ClassVar" not in str(annotation):
+                raise TypeError(
+                    f"{owner.__name__} must be a dataclass to have the hyperparameter {name!r}, "
+                    f"got a class without the decorator. Put @dataclass(frozen=True) above it."
+                )
 
 
 def check_hyperparameters(algorithm: Any) -> None:

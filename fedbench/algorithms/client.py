@@ -84,6 +84,21 @@ class Update:
     tensors: Mapping[str, Any]
 
 
+_TERMS = frozenset(local_sgd.__kwdefaults__ or ())
+"""What :func:`fedbench.training.local_sgd` adds to the gradient."""
+
+
+def _unknown_term(name: str) -> str:
+    if name in {field.name for field in dataclasses.fields(LocalWork)}:
+        hint = (
+            f"It belongs to the local work: set client.work = dataclasses.replace(client.work, "
+            f"{name}=...) before."
+        )
+    else:
+        hint = f"There are {_listed(sorted(_TERMS))}.{did_you_mean(name, _TERMS)}"
+    return f"client.train has no argument {name!r}. {hint}"
+
+
 @dataclass
 class Client:
     """One client inside its task: its data, its state, its random streams, the worker's model.
@@ -150,8 +165,10 @@ class Client:
 
         `stream` names the random stream that orders the samples, `own` the entries that stay on
         the client (:meth:`fedbench.training.WorkerModel.load`); `terms` are the keyword arguments
-        of :func:`fedbench.training.local_sgd`.
+        of :func:`fedbench.training.local_sgd`. A ``TypeError`` says if there is no such term.
         """
+        if not _TERMS.issuperset(terms):
+            raise TypeError(_unknown_term(min(terms.keys() - _TERMS)))
         self.model.load(start, own)
         return local_sgd(
             self.model,

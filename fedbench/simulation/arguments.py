@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fedbench.algorithms import Algorithm, make_algorithm
-from fedbench.data import FederatedDataset
+from fedbench.data import ArrayDataset, FederatedDataset
 from fedbench.executors import Executor, make_executor
 from fedbench.training import checked_flag, whole
 from fedbench.workloads import Workload, load
@@ -45,9 +45,15 @@ def loaded_dataset(workload: Workload) -> FederatedDataset:
     if not isinstance(dataset, FederatedDataset):
         raise TypeError(
             f"the workload's dataset function must return a FederatedDataset, "
-            f"got {type(dataset).__name__}. Make one with fedbench.data.FederatedDataset(...)."
+            f"got {type(dataset).__name__}. {_federated(dataset)}"
         )
     return dataset
+
+
+def _federated(dataset: object) -> str:
+    if isinstance(dataset, ArrayDataset):
+        return 'Divide it among clients: return dataset.federate("dirichlet", 100, alpha=0.5).'
+    return "Make one with fedbench.data.FederatedDataset(...)."
 
 
 def checked_model(model: object) -> nn.Module:

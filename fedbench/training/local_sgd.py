@@ -8,6 +8,7 @@ loop (a test compares them).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,6 +142,17 @@ class LocalWork:
         """Return the number of optimiser steps on a client with `num_samples` samples."""
         whole = num_samples // self.batch_size
         return self.epochs * max(1, whole if self.drop_last else -(-num_samples // self.batch_size))
+
+
+def _refuse_assignment(work: LocalWork, name: str, value: object) -> None:
+    raise dataclasses.FrozenInstanceError(
+        f"the local work must not be changed, got {name} = {value!r}. Replace all of it: "
+        f"client.work = dataclasses.replace(client.work, {name}={value!r})."
+    )
+
+
+# A frozen dataclass may not define the method itself.
+LocalWork.__setattr__ = _refuse_assignment  # type: ignore[method-assign, assignment]
 
 
 def local_sgd(

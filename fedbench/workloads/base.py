@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -97,11 +98,12 @@ class Workload:
             raise ValueError(f"name must be a non-empty string, got {self.name!r}. Give one.")
         for name in ("dataset", "model"):
             value = getattr(self, name)
-            if not callable(value):
+            if not callable(value) or isinstance(value, nn.Module):
                 raise TypeError(
                     f"{name} must be a function of a seed, got {type(value).__name__}. "
                     f"Pass the function that builds the {name}, not its result."
                 )
+        _check_takes_seed(self.model)
         for name in ("cohort_size", "rounds", "local_epochs", "eval_every", "batch_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -120,6 +122,22 @@ class Workload:
                 )
             # A copy: the caller's dict may change later.
             object.__setattr__(self, name, dict(value))
+
+
+def _check_takes_seed(model: Callable[..., nn.Module]) -> None:
+    try:
+        signature = inspect.signature(model)
+    except ValueError:  # of something built in, which has none
+        return
+    try:
+        signature.bind(seed=0)
+    except TypeError as error:
+        name = getattr(model, "__name__", repr(model))
+        raise TypeError(
+            f"model must be a function of a seed, got {name}{signature}: {error}. Give it a "
+            f"parameter seed=0, and every other one a default; a class of modules is made in such "
+            f"a function, for example lambda seed=0: Net()."
+        ) from None
 
 
 def _check_sgd(workload: Workload) -> None:

@@ -1,11 +1,14 @@
 """Every hyperparameter is checked, and the message names it."""
 
+import dataclasses
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from fedbench.algorithms import ALGORITHMS, make_algorithm
+from fedbench.algorithms import ALGORITHMS, hyperparameter, make_algorithm
+from fedbench.algorithms.fedavg import FedAvg
 
 FIELDS = [
     (name, field.name, field.default)
@@ -90,3 +93,42 @@ def test_ranges(name, options, message):
 
 def test_numbers_of_numpy_are_numbers():
     assert make_algorithm("fedprox", mu=np.float64(0.5)).mu == 0.5
+
+
+class Naive(FedAvg):
+    """Its decorator was forgotten."""
+
+    beta: float = 0.9
+
+
+class NaiveField(FedAvg):
+    beta: float = hyperparameter(0.9, low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfNaive(Naive):
+    gamma: float = 1.0
+
+
+@pytest.mark.parametrize("kind", [Naive, NaiveField, OfNaive])
+def test_a_forgotten_dataclass_decorator_is_named(kind):
+    forgotten = kind if kind is not OfNaive else Naive
+    message = (
+        rf"^{forgotten.__name__} must be a dataclass to have the hyperparameter 'beta', got a "
+        r"class without the decorator. Put @dataclass\(frozen=True\) above it\.$"
+    )
+    with pytest.raises(TypeError, match=message):
+        kind()
+    with pytest.raises(TypeError, match=message):
+        kind(beta=1.0)
+    with pytest.raises(TypeError, match=message):
+        kind.options()
+
+
+def test_a_subclass_that_declares_no_hyperparameter_needs_no_decorator():
+    class Plain(FedAvg):
+        stateful: ClassVar[bool] = True
+        _private: int = 3
+
+    assert Plain("uniform").weighting == "uniform"
+    assert [field.name for field in Plain.options()] == ["weighting"]

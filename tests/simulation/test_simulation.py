@@ -2,6 +2,7 @@ import copy
 import dataclasses
 import hashlib
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import fedbench
 from fedbench.algorithms import Updates
 from fedbench.algorithms.fedavg import FedAvg
+from fedbench.data import ArrayDataset
 from fedbench.errors import ClientTaskError, NonFiniteError
 from fedbench.reproducibility import torch_generator
 from tests.simulation.helpers import (
@@ -404,6 +406,56 @@ def test_what_the_server_keeps_is_a_mapping_as_any_other():
     assert pickle.loads(pickle.dumps(state)).extra == copy.deepcopy(state).extra == {"a": 1}
     assert state.extra.get("b") is None
     assert "b" not in state.extra
+
+
+def test_data_that_is_not_divided_is_told_so():
+    whole = ArrayDataset(*2 * (torch.zeros(4, 13), torch.zeros(4).long()), num_classes=3)
+    with pytest.raises(
+        TypeError, match=r"got ArrayDataset\. Divide .*: return dataset\.federate\("
+    ):
+        fedbench.Simulation(tiny_workload(dataset=lambda: whole))
+
+
+@dataclasses.dataclass(frozen=True)
+class PassesARate(FedAvg):
+    def train(self, client, down):
+        return {"loss": client.train(down["model"], lr=0.05)}
+
+
+@dataclasses.dataclass(frozen=True)
+class PassesAMisspeltTerm(FedAvg):
+    def train(self, client, down):
+        return {"loss": client.train(down["model"], proximl=0.05)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SetsARate(FedAvg):
+    def train(self, client, down):
+        client.work.lr = 0.05
+        return super().train(client, down)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (
+            PassesARate(),
+            "client.train has no argument 'lr'. It belongs to the local work: set client.work = "
+            "dataclasses.replace(client.work, lr=...) before.",
+        ),
+        (PassesAMisspeltTerm(), "There are 'anchor', 'correction', 'proximal'. Did you mean 'prox"),
+        (
+            SetsARate(),
+            "the local work must not be changed, got lr = 0.05. Replace all of it: client.work = "
+            "dataclasses.replace(client.work, lr=0.05).",
+        ),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_a_rate_of_the_clients_own_is_explained(algorithm, words):
+    simulation = fedbench.Simulation(tiny_workload(), algorithm=algorithm)
+    with pytest.raises(ClientTaskError, match=re.escape(words)):
+        simulation.run_round()
 
 
 def test_the_mean_of_no_updates_is_refused():

@@ -29,7 +29,8 @@ def test_one_line_runs_a_workload(name, capsys):
         main(["run", "--workload", name, *SMALL])
     printed, told = capsys.readouterr()
     assert stop.value.code == 0, told
-    head, line = printed.splitlines()
+    head, line, last = printed.splitlines()
+    assert last.startswith("final state: sha256 ")
     assert head.split()[:2] == ["round", "train_loss"]
     assert line.split()[0] == "1"
     assert float(line.split()[1]) > 0

@@ -107,12 +107,28 @@ def test_options_are_copied():
     assert workload.algorithm_options == {"mu": 1.0}
 
 
+def no_seed():
+    return torch.nn.Linear(64, 10)
+
+
+def more_than_a_seed(width, seed=0):
+    return torch.nn.Linear(width, 10)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
         ({"name": ""}, ValueError, "name must be a non-empty string"),
         ({"dataset": "digits"}, TypeError, "dataset must be a function of a seed, got str"),
         ({"model": torch.nn.Linear(1, 1).weight}, TypeError, "model must be a function of a seed"),
+        ({"model": torch.nn.Linear(1, 1)}, TypeError, "function of a seed, got Linear. Pass the"),
+        (
+            {"model": torch.nn.ReLU},
+            TypeError,
+            r"got ReLU\(inplace.*'seed'. Give it a parameter seed=0",
+        ),
+        ({"model": no_seed}, TypeError, r"got no_seed\(\): .*'seed'. Give it a parameter seed=0"),
+        ({"model": more_than_a_seed}, TypeError, "missing a required argument: 'width'. Give it"),
         ({"cohort_size": 0}, ValueError, "cohort_size must be an integer >= 1, got 0"),
         ({"local_epochs": 1.5}, ValueError, "local_epochs must be an integer >= 1, got 1.5"),
         ({"batch_size": True}, ValueError, "batch_size must be an integer >= 1, got True"),
