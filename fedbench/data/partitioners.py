@@ -19,6 +19,7 @@ from fedbench.data._partition_tools import (
     check_alpha,
     check_class_arguments,
     check_count,
+    check_options,
     check_partition_arguments,
     dirichlet_shares,
     raise_to_minimum,
@@ -62,7 +63,9 @@ def partition(
     """
     from fedbench.data import PARTITIONERS
 
-    parts: list[IndexArray] = PARTITIONERS.load(name)(targets, num_clients, seed, **options)
+    divide = PARTITIONERS.load(name)
+    check_options(name, divide, options)
+    parts: list[IndexArray] = divide(targets, num_clients, seed, **options)
     return parts
 
 

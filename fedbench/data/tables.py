@@ -134,13 +134,18 @@ def _check_columns(file: Path, table: pd.DataFrame, names: Sequence[str]) -> Non
             )
 
 
+def _place(row: int, column: str) -> str:
+    """Return where a value is, and how its row is counted."""
+    return f"row {row} (the first sample is row 0), column {column!r}"
+
+
 def _column(file: Path, table: pd.DataFrame, name: str) -> pd.Series:
     column = table[name]
     missing = np.flatnonzero(column.isna())
     if len(missing):
         raise malformed(
             file,
-            f"row {missing[0]}, column {name!r}",
+            _place(int(missing[0]), name),
             "must have a value, got none",
             "Fill in or remove the row",
         )
@@ -158,7 +163,7 @@ def _numbers(file: Path, table: pd.DataFrame, name: str) -> npt.NDArray[np.float
     if len(bad):
         raise malformed(
             file,
-            f"row {bad[0]}, column {name!r}",
+            _place(int(bad[0]), name),
             f"must be a finite number, got {column.iloc[int(bad[0])]!r}",
             "Mend the value, or leave the column out with features=",
         )
@@ -175,7 +180,7 @@ def _client_keys(file: Path, table: pd.DataFrame, client: str) -> list[int | str
         if not isinstance(key, int | str):
             raise malformed(
                 file,
-                f"row {row}, column {client!r}",
+                _place(row, client),
                 f"must be an integer or text, got {key!r}",
                 "Name the clients by integers or text",
             )
@@ -208,7 +213,7 @@ def _targets(
         if str(name) not in position:
             raise malformed(
                 file,
-                f"row {row}, column {target!r}",
+                _place(row, target),
                 f"must be one of the classes {', '.join(names)}, got {name!r}",
                 "Give training and test rows of one data set",
             )

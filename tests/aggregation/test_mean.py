@@ -323,6 +323,11 @@ def test_autograd_and_inference_tensors_leave_no_history() -> None:
         (lambda: torch.ones(2, dtype=torch.complex64), "got complex64"),
         (lambda: np.ones(2, np.complex128), "got complex128"),
         (lambda: np.array(["a"]), "must have one of the dtypes"),
+        (
+            lambda: np.ones(2, np.complex64),
+            r"bfloat16 \(in a state dict also .*\), got complex64. Convert it to one of the first",
+        ),
+        (lambda: torch.nn.Linear(1, 1), r"got a Linear. Pass its state_dict\(\)"),
         (lambda: np.array([object()]), "got object"),
         (lambda: np.ma.masked_array([1.0]), "masked"),
     ],

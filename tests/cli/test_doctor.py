@@ -50,7 +50,8 @@ def test_an_extension_that_was_not_built_is_broken(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"), [("ray", "ray"), ("mlxtend", "data"), ("pyarrow", "parquet")]
+    ("name", "extra"),
+    [("ray", "ray"), ("mlxtend", "data"), ("matplotlib", "plot"), ("pyarrow", "parquet")],
 )
 def test_a_missing_optional_package_says_how_to_install_it(monkeypatch, name, extra, capsys):
     real = importlib.util.find_spec

@@ -304,12 +304,30 @@ def test_parquet(csv, tmp_path):
         ("a,label,client\n", "at least one row, got none"),
         ('a,label,client\n"1,2', "cannot be parsed"),
         ("a,label,client\n1,2,3,4\n1,2,3,4,5\n", "cannot be parsed"),
-        ("a,label,client\n1,0,x\nfoo,1,y\n", "row 1, column 'a': must be a finite number.*'foo'"),
-        ("a,label,client\n1,0,x\n,1,y\n", "row 1, column 'a': must have a value"),
-        ("a,label,client\n1,0,x\ninf,1,y\n", "row 1, column 'a': must be a finite number"),
-        ("a,label,client\n1,0,x\n1,1,\n", "row 1, column 'client': must have a value"),
-        ("a,label,client\n1,0,1.5\n", "row 0, column 'client': must be an integer or text"),
-        ("a,label,client\n1,0,x\n1,,y\n", "row 1, column 'label': must have a value"),
+        (
+            "a,label,client\n1,0,x\nfoo,1,y\n",
+            "row 1 .the first sample is row 0., column 'a': must be a finite number.*'foo'",
+        ),
+        (
+            "a,label,client\n1,0,x\n,1,y\n",
+            "row 1 .the first sample is row 0., column 'a': must have a value",
+        ),
+        (
+            "a,label,client\n1,0,x\ninf,1,y\n",
+            "row 1 .the first sample is row 0., column 'a': must be a finite number",
+        ),
+        (
+            "a,label,client\n1,0,x\n1,1,\n",
+            "row 1 .the first sample is row 0., column 'client': must have a value",
+        ),
+        (
+            "a,label,client\n1,0,1.5\n",
+            "row 0 .the first sample is row 0., column 'client': must be an integer or text",
+        ),
+        (
+            "a,label,client\n1,0,x\n1,,y\n",
+            "row 1 .the first sample is row 0., column 'label': must have a value",
+        ),
         ("a,label,client\n1,0,x\n1,-1,y\n", "sample 1, column 'label'.*got -1"),
         ("a,label,client\n1,0.5,x\n", "column 'label'.*one integer class per sample"),
         ("a,klass,client\n1,0,x\n", "column 'label': must be in the file, which has 'a', 'klass'"),
@@ -344,7 +362,10 @@ def test_a_column_that_the_test_rows_lack_is_named(csv):
 
 def test_test_rows_must_have_the_training_classes(csv):
     train = csv(CSV)
-    with pytest.raises(DataFormatError, match=r"row 0, column 'label'.*cat, dog, got 'cow'"):
+    with pytest.raises(
+        DataFormatError,
+        match=r"row 0 .the first sample is row 0., column 'label'.*cat, dog, got 'cow'",
+    ):
         load_table(train, csv("a,b,label\n1,2,cow\n", "test.csv"), target="label", client="client")
 
 

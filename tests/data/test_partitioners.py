@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedbench.data import PARTITIONERS, partition
+from fedbench.data import PARTITIONERS, ArrayDataset, partition
 from fedbench.errors import UnknownNameError
 
 RANDOM_PARTITIONERS = [name for name in PARTITIONERS if name != "natural"]
@@ -224,3 +224,34 @@ def test_impossible_shards_and_classes_are_refused():
 def test_unknown_partitioner_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="Did you mean 'dirichlet'"):
         partition("dirichlett", [0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "words"),
+    [
+        ("dirichlet", "minsize", "got 'minsize' for 'dirichlet'. Did you mean 'min_size'?"),
+        ("iid", "alpha", "got 'alpha' for 'iid'. There are min_size."),
+        ("shards", "seeds", "There are shards_per_client, min_size."),
+    ],
+)
+def test_an_unknown_option_is_named_with_those_that_there_are(name, option, words):
+    targets = torch.arange(40) % 4
+    data = ArrayDataset(torch.zeros(40, 2), targets, torch.zeros(4, 2), targets[:4], 4)
+    for divide in (
+        lambda: data.federate(name, 2, **{option: 3}),
+        lambda: partition(name, targets.numpy(), 2, **{option: 3}),
+    ):
+        with pytest.raises(TypeError) as raised:
+            divide()
+        assert words in str(raised.value)
+
+
+def test_a_partitioner_of_your_own_may_take_any_option():
+    targets = torch.arange(40) % 4
+    data = ArrayDataset(torch.zeros(40, 2), targets, torch.zeros(4, 2), targets[:4], 4)
+
+    def halves(_targets, num_clients, _seed, **options):
+        assert options == {"anything": 1}
+        return np.array_split(np.arange(40), num_clients)
+
+    assert data.federate(halves, 2, anything=1).num_clients == 2
