@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from fedbench.algorithms.checks import check_declared
 from fedbench.configuration.problems import Problem, problems_of, suggestion
 from fedbench.configuration.schema import Component
 from fedbench.configuration.yaml_text import KeyPath
@@ -116,6 +117,11 @@ def check_component(key: str, component: Component) -> list[Problem]:
             f"Give it a parameter `seed=0`, and draw its random numbers from that alone."
         )
         return [((key,), sentence)]
+    if key == "algorithm" and inspect.isclass(target):
+        try:
+            check_declared(target)
+        except TypeError as error:
+            return [((key,), str(error))]
     options, takes_any = _options(key, target)
     found: list[Problem] = [
         ((key,), f"{key}.{name} is missing: {component.name!r} needs it.")

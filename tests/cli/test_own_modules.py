@@ -86,3 +86,16 @@ def test_a_message_without_an_end_gets_one(tmp_path, monkeypatch, capsys):
         "fedbench run: error: --algorithm: mine. Try 'fedbench run --help'. "
         "Help: docs/guide/troubleshooting.md#configurationerror\n"
     )
+
+
+@pytest.mark.parametrize("options", ["", ", beta: 0.5"])
+def test_a_forgotten_decorator_is_named(options, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "undecorated_algorithm.py").write_text(
+        "from fedbench.algorithms.fedavg import FedAvg\nclass X(FedAvg):\n    beta: float = 0.9\n"
+    )
+    algorithm = f"{{name: 'undecorated_algorithm:X'{options}}}"
+    assert run("run", "--workload", "digits-logreg", "--algorithm", algorithm) == 2
+    error = capsys.readouterr().err
+    assert "X must be a dataclass to have the hyperparameter 'beta'" in error
+    assert "Put @dataclass(frozen=True) above it." in error
