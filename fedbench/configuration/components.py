@@ -64,7 +64,10 @@ def find(key: str, name: str) -> Any:
         or if the module cannot be imported.
     """
     if "=" in name:
-        raise ConfigurationError(_with_options(key, name))
+        raise ConfigurationError(
+            f"{key} must be a name, or a mapping with options, got {name!r}. "
+            f'Write "{_as_mapping(name)}".'
+        )
     if (":" in name and key in _OWN_CODE) or key == "train":
         try:
             return own_code(key, name)
@@ -77,14 +80,13 @@ def find(key: str, name: str) -> Any:
     return registry.load(name)
 
 
-def _with_options(key: str, text: str) -> str:
-    """Return the sentence about options that are written as a call, or after a colon."""
+def _as_mapping(text: str) -> str:
+    """Return the mapping that stands for options written as a call, or after a colon."""
     call = re.fullmatch(r"(.+?)[:(,]\s*(\w+\s*=[^()]*)\)?", text)
-    form = "{name: NAME, OPTION: VALUE}"
-    if call is not None:
-        options = re.sub(r"\s*=\s*", ": ", call[2]).strip(" ,")
-        form = f"{{name: {call[1]}, {options}}}"
-    return f'{key} must be a name, or a mapping with options, got {text!r}. Write "{form}".'
+    if call is None:
+        return "{name: NAME, OPTION: VALUE}"
+    options = re.sub(r"\s*=\s*", ": ", call[2]).strip(" ,")
+    return f"{{name: {call[1]}, {options}}}"
 
 
 def check_component(key: str, component: Component) -> list[Problem]:

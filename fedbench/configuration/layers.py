@@ -120,10 +120,12 @@ def _from_file(path: str | Path) -> Layers:
 
 
 def _meant_workload(name: str) -> str:
-    """Return the end of a message about a file that does not exist but is named like a workload."""
+    """Return the end of a message about a missing file whose name is that of a workload."""
     from fedbench.workloads import WORKLOADS
 
-    return f" Did you mean {flag_of('workload')} {name}?" if name in WORKLOADS else ""
+    known = [*WORKLOADS, *([name] if ":" in name else [])]
+    flag = flag_of("workload")
+    return did_you_mean(f"{flag} {name}", [f"{flag} {workload}" for workload in known], cutoff=0.85)
 
 
 def _from_mapping(values: Mapping[str, Any] | None) -> Layers:

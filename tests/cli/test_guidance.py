@@ -194,11 +194,23 @@ def test_a_flag_that_is_nearly_right_is_suggested(capsys):
     assert "Did you mean '--rounds'?" in refused(capsys, "report", "--round", "2")
 
 
-def test_a_workload_in_place_of_a_file_is_suggested(capsys):
-    line = refused(capsys, "run", "digits-mlp")
-    assert "got 'digits-mlp' (No such file or directory)" in line
-    assert "Did you mean --workload digits-mlp?" in line
-    assert "--workload" not in refused(capsys, "run", "nothing.yaml")
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("digits-mlp", "digits-mlp"),
+        ("digits_mlp", "digits-mlp"),
+        ("my_parts:JOB", "my_parts:JOB"),
+        ("nothing.yaml", None),
+        ("a", None),
+    ],
+)
+def test_a_workload_in_place_of_a_file_is_suggested(given, meant, capsys):
+    line = refused(capsys, "run", given)
+    assert f"got {given!r} (No such file or directory)" in line
+    if meant is None:
+        assert "Did you mean" not in line
+    else:
+        assert f"Did you mean '--workload {meant}'?" in line
 
 
 def test_words_for_numbers_and_small_letters_are_told(capsys):
