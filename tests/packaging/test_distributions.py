@@ -1,18 +1,32 @@
-"""The source distribution builds anywhere, and the wheel holds what it should and works."""
+"""The source distribution builds anywhere, and the wheel holds what it should and works.
+
+What users reported of other packages, and the tests that would fail with that fault:
+
+- optree#229, POMDPPlanners#139, old pip, no build isolation: `test_an_old_pip_installs_the_wheel`
+  and `test_an_old_pip_builds_without_isolation_and_without_ninja`;
+- python-samplerate#28, CMake releases, no ninja: `test_cmake_releases_configure_the_project`,
+  `test_a_cmake_before_the_minimum_says_which_one_is_needed` and the build without ninja;
+- openfl#999, pytorch#132179, numpy 1 and none: `test_the_oldest_numpy_aggregates`,
+  `test_the_core_loads_without_numpy`;
+- flower#3259, an extra that a platform lacks: `test_an_extra_is_never_left_out`.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
 from email.parser import HeaderParser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from .conftest import BUILD_TIMEOUT_S, ROOT, run
+from .conftest import BUILD_TIMEOUT_S, ROOT, build_environment, run
 
 pytestmark = pytest.mark.timeout(BUILD_TIMEOUT_S)
 
@@ -99,36 +113,85 @@ def test_the_editable_install_of_the_tests_uses_the_checkout(tmp_path: Path) -> 
     assert Path(file) == ROOT / "fedbench" / "__init__.py"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("release", ["3.22.*", "3.31.*", "4.*"])
-def test_cmake_releases_configure_the_project(
-    release: str, source_tree: Path, tmp_path: Path
-) -> None:
-    """The stated minimum, the last 3.x and the newest 4.x, taken from their PyPI wheels."""
-    download = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(tmp_path / "cmake"),
-            f"cmake=={release}",
-        ],
+def test_an_extra_is_never_left_out(wheel: Path) -> None:
+    """Where there is no ray, pip says so: no marker drops it, no release lacks the extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        headers = HeaderParser().parsestr(archive.read(metadata).decode())
+    assert "ray" in headers.get_all("Provides-Extra", [])
+    requirements = [Requirement(text) for text in headers.get_all("Requires-Dist", [])]
+    (ray,) = [requirement for requirement in requirements if requirement.name == "ray"]
+    for system, python in [("Linux", "3.14"), ("Windows", "3.11"), ("Darwin", "3.13")]:
+        environment = {"platform_system": system, "python_version": python, "extra": "ray"}
+        assert ray.marker is not None
+        assert ray.marker.evaluate(environment)
+        assert not ray.marker.evaluate({**environment, "extra": ""})
+
+
+def download(requirement: str, target: Path) -> None:
+    """Install one package from the package index into a folder; skip where it offers none."""
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--only-binary", ":all:"]
+    result = subprocess.run(
+        [*command, "--target", str(target), requirement],
         capture_output=True,
         text=True,
         timeout=BUILD_TIMEOUT_S,
         check=False,
     )
-    if "No matching distribution found" in download.stderr:
-        pytest.skip(f"the package index offers no cmake {release} for this platform")
-    assert download.returncode == 0, download.stderr
-    (cmake,) = (tmp_path / "cmake" / "cmake" / "data" / "bin").glob("cmake")
+    if "No matching distribution found" in result.stderr:
+        pytest.skip(f"the package index offers no {requirement} for this platform")
+    assert result.returncode == 0, result.stderr
+
+
+def cmake_of_release(release: str, folder: Path) -> Path:
+    """Return the CMake of a release, from its wheel."""
+    download(f"cmake=={release}", folder)
+    (cmake,) = (folder / "cmake" / "data" / "bin").glob("cmake")
     cmake.chmod(0o755)
-    options = ["-DFEDBENCH_BUILD_PYTHON=OFF", "-DFEDBENCH_BUILD_TESTS=OFF"]
-    run(cmake, "-S", source_tree, "-B", tmp_path / "build", *options, cwd=tmp_path)
+    return cmake
+
+
+CONFIGURE = ["-DFEDBENCH_BUILD_PYTHON=OFF", "-DFEDBENCH_BUILD_TESTS=OFF"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["3.22.*", "3.31.*", "4.*"])
+def test_cmake_releases_configure_the_project(
+    release: str, source_tree: Path, tmp_path: Path
+) -> None:
+    """The stated minimum, the last 3.x and the newest 4.x."""
+    cmake = cmake_of_release(release, tmp_path / "cmake")
+    run(cmake, "-S", source_tree, "-B", tmp_path / "build", *CONFIGURE, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_cmake_before_the_minimum_says_which_one_is_needed(
+    source_tree: Path, tmp_path: Path
+) -> None:
+    cmake = cmake_of_release("3.15.*", tmp_path / "cmake")
+    result = subprocess.run(
+        [cmake, "-S", source_tree, "-B", tmp_path / "build", *CONFIGURE],
+        capture_output=True,
+        text=True,
+        timeout=BUILD_TIMEOUT_S,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "CMake 3.22 or higher is required" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_oldest_numpy_aggregates(clean_python: Path, tmp_path: Path) -> None:
+    download("numpy==1.26.4", tmp_path / "numpy")
+    code = (
+        "import numpy, fedbench\n"
+        "assert numpy.__version__ == '1.26.4'\n"
+        "mean = fedbench.aggregation.mean\n"
+        "rows = [numpy.float32([1, 2]), numpy.float32([3, 6])]\n"
+        "print(mean(rows, [1, 3]).tolist(), mean([{'w': row} for row in rows])['w'].tolist())\n"
+    )
+    printed = run(clean_python, "-P", "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path / "numpy"))
+    assert printed == "[2.5, 5.0] [2.0, 4.0]\n"
 
 
 @pytest.mark.slow
@@ -140,3 +203,29 @@ def test_an_old_pip_installs_the_wheel(wheel: Path, tmp_path: Path) -> None:
     run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     code = "from fedbench._native import core; print(core.cpu_features())"
     assert run(python, "-P", "-c", code, cwd=tmp_path).startswith("[")
+
+
+@pytest.mark.slow
+def test_an_old_pip_builds_without_isolation_and_without_ninja(
+    source_tree: Path, tmp_path: Path
+) -> None:
+    """The build requirements come from the environment of the tests, all but ninja."""
+    run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "pip==21.3.1", cwd=tmp_path)
+    site = Path(
+        run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip()
+    )
+    for name in ("scikit_build_core", "pybind11", "packaging", "pathspec"):
+        for part in Path(str(distribution(name).locate_file(""))).glob(f"{name}*"):
+            (site / part.name).symlink_to(part)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("cmake", "make", "c++", "cc", "as", "ld", "ar", "ranlib"):
+        found = shutil.which(tool, path=build_environment()["PATH"])
+        assert found is not None, tool
+        (tools / tool).symlink_to(found)
+    fresh = shutil.copytree(source_tree, tmp_path / "fresh", ignore=shutil.ignore_patterns("build"))
+    command = ("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", tmp_path)
+    run(python, "-m", "pip", *command, fresh, cwd=tmp_path, PATH=str(tools), CC="cc", CXX="c++")
+    assert list(tmp_path.glob("fedbench_sim-*.whl"))
