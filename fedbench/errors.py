@@ -171,6 +171,12 @@ class ClientTaskError(ExecutorError):
         self.worker_traceback = worker_traceback
         self.other_failures = tuple(other_failures)
 
+    @property
+    def help(self) -> str:
+        """Where the documentation says more about what the task raised, if that is known."""
+        cause = self.__cause__
+        return cause.help if isinstance(cause, FedbenchError) else super().help
+
 
 class WorkerDiedError(ExecutorError):
     """A worker ended in the middle of a task.

@@ -267,6 +267,8 @@ def _verify_with_progress(workload: Workload, options: dict[str, Any]) -> Verifi
 def _table(result: Verification) -> str:
     frame = result.to_frame()[["backend", "workers", "delays", "compared", "identical"]]
     frame["identical"] = ["yes" if same else "NO" for same in frame["identical"]]
+    counts = frame["workers"]
+    frame["workers"] = counts.astype(object).mask(counts.isna(), "-")
     plural = "s" if result.rounds != 1 else ""
     head = f"reference {result.reference}, {result.rounds} round{plural}"
-    return f"{head}\n{frame.to_string(index=False, na_rep='-')}"
+    return f"{head}\n{frame.to_string(index=False)}"

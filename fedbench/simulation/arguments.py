@@ -9,7 +9,9 @@ from torch import nn
 
 from fedbench.algorithms import Algorithm, make_algorithm
 from fedbench.data import ArrayDataset, FederatedDataset
-from fedbench.executors import Executor, make_executor
+from fedbench.errors import UnknownNameError
+from fedbench.executors import EXECUTORS, Executor, make_executor
+from fedbench.registry import did_you_mean
 from fedbench.training import checked_flag, whole
 from fedbench.workloads import Workload, load
 
@@ -99,6 +101,11 @@ def _not_an_algorithm(given: object) -> str:
 def resolve_executor(executor: str | Executor, workers: int | None) -> tuple[Executor, bool]:
     """Return the executor and whether it was made here, and so has to be closed here."""
     if isinstance(executor, str):
+        if executor not in EXECUTORS:
+            raise UnknownNameError(
+                f"executor must be one of {', '.join(map(repr, EXECUTORS))}, got {executor!r}."
+                f"{did_you_mean(executor, EXECUTORS)}"
+            )
         return make_executor(executor, workers), True
     if workers is not None:
         raise ValueError(

@@ -40,6 +40,7 @@ from fedbench.training import (
     Loss,
     OwnEntries,
     WorkerModel,
+    plain,
     worker_model,
 )
 from fedbench.workloads import Workload
@@ -202,6 +203,17 @@ def _returned(kind: type, what: str, method: Callable[..., Any], *arguments: Any
     return value
 
 
+def _number(name: str, value: Any) -> float:
+    """Return the value of a metric, which may be a tensor of one number, as a number."""
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else plain(value)
+    if not isinstance(number, int | float):
+        raise TypeError(
+            f"the metric {name!r} that train returns must be a number, got "
+            f"{type(value).__name__}. Return its mean, for example."
+        )
+    return number
+
+
 @dataclass(frozen=True)
 class ClientTask:
     """Runs the train and uplink phases of one client: ``task(broadcast, item) -> result``."""
@@ -228,6 +240,7 @@ class ClientTask:
                 start = time.perf_counter()
                 if item.train:
                     metrics = _returned(Mapping, _METRICS, side.algorithm.train, client, down)
+                    metrics = {name: _number(name, value) for name, value in metrics.items()}
                 trained = time.perf_counter()
                 if item.uplink:
                     update = _returned(Update, "an Update", side.algorithm.uplink, client, down)

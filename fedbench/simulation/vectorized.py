@@ -80,7 +80,7 @@ def _refuse_algorithm(algorithm: Algorithm) -> None:
         )
     for name in ("uplink", "broadcast_to"):
         if _owner(kind, name) is not Algorithm:
-            raise VectorizationError(f"{kind.__name__} has a {name} of its own")
+            raise VectorizationError(f"{kind.__name__} has its own {name}")
 
 
 def _owner(kind: type, name: str) -> type:

@@ -120,7 +120,10 @@ class Verification:
                     "max_ulps": difference and difference.max_ulps,
                 }
             )
-        return pd.DataFrame(rows)
+        frame = pd.DataFrame(rows)
+        # Whole numbers stay whole where one is missing.
+        whole = ["workers", "round", "num_different", "max_ulps"]
+        return frame.astype(dict.fromkeys(whole, "Int64"))
 
 
 def verify(

@@ -79,6 +79,13 @@ def test_identical_candidates_give_zero_and_a_table(capsys, tmp_path):
     assert json.loads(out.read_text())
 
 
+def test_worker_counts_are_whole_numbers(capsys):
+    backends = ["--backend", "sequential", "--backend", "threads", "--workers", "1"]
+    assert run(["verify", "--workload", "digits-logreg", "--rounds", "1", *backends]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[1] for row in rows] == ["workers", "-", "1"]
+
+
 def test_one_round_is_singular(capsys):
     assert run([*CHEAP, "--workers", "1", "--rounds", "1"]) == 0
     assert capsys.readouterr().out.startswith("reference sequential, 1 round\n")

@@ -12,7 +12,7 @@ import fedbench
 from fedbench.algorithms import Updates
 from fedbench.algorithms.fedavg import FedAvg
 from fedbench.data import ArrayDataset
-from fedbench.errors import ClientTaskError, NonFiniteError
+from fedbench.errors import ClientTaskError, NonFiniteError, UnknownNameError
 from fedbench.reproducibility import torch_generator
 from tests.simulation.helpers import (
     NUM_CLIENTS,
@@ -461,3 +461,50 @@ def test_a_rate_of_the_clients_own_is_explained(algorithm, words):
 def test_the_mean_of_no_updates_is_refused():
     with pytest.raises(ValueError, match="must be updates to take the mean of 'delta', got none"):
         Updates([], []).mean("delta")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportsTensors(FedAvg):
+    def train(self, client, down):
+        loss = super().train(client, down)["loss"]
+        return {"loss": torch.tensor(loss, dtype=torch.float64), "seen": np.int64(2), "p": [1]}
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportsNumbersAsTensors(ReportsTensors):
+    def train(self, client, down):
+        metrics = super().train(client, down)
+        return {name: metrics[name] for name in ("loss", "seen")}
+
+
+def test_metrics_are_numbers_even_if_they_are_returned_as_tensors(executor):
+    simulation = fedbench.Simulation(
+        tiny_workload(), algorithm=ReportsNumbersAsTensors(), executor=executor
+    )
+    history = simulation.run(1)
+    plain = fedbench.Simulation(tiny_workload()).run(1)
+    assert history.last("train", "loss") == plain.last("train", "loss")
+    assert type(history.last("train", "loss")) is float
+    assert history.last("train", "seen") == 2.0
+    assert history.to_frame()["value"].dtype == np.float64
+
+
+def test_a_metric_that_is_no_number_is_named():
+    simulation = fedbench.Simulation(tiny_workload(), algorithm=ReportsTensors())
+    with pytest.raises(ClientTaskError, match="the metric 'p' that train returns must be a number"):
+        simulation.run_round()
+
+
+def test_an_unknown_executor_is_named_as_the_argument():
+    message = r"executor must be one of 'sequential', .*'thread'.* mean 'threads'"
+    with pytest.raises(UnknownNameError, match=message):
+        fedbench.Simulation(tiny_workload(), executor="thread")
+
+
+def test_the_help_of_a_failed_task_is_that_of_its_cause():
+    error = ClientTaskError("failed", index=0)
+    assert error.help.endswith("#clienttaskerror")
+    error.__cause__ = NonFiniteError("NaN")
+    assert error.help.endswith("#nonfiniteerror")
+    error.__cause__ = ValueError("else")
+    assert error.help.endswith("#clienttaskerror")

@@ -171,7 +171,7 @@ def test_other_models_are_refused_with_a_reason(model, reason):
     ("options", "reason"),
     [
         ({"algorithm": OtherTraining()}, "OtherTraining does not say"),
-        ({"algorithm": OtherUplink()}, "OtherUplink has a uplink of its own"),
+        ({"algorithm": OtherUplink()}, "OtherUplink has its own uplink"),
         ({"reproducibility": "L0"}, "the level is L0"),
         ({"check_enclosure": True}, "watch one client at a time"),
         ({"around_client": print}, "watch one client at a time"),

@@ -121,6 +121,17 @@ def test_backends_are_verified(model, algorithm):
     assert (frame["compared"] > 20).all()
 
 
+def test_whole_numbers_of_the_table_stay_whole():
+    sides = [Candidate("sequential"), Candidate("threads", 1)]
+    frame = verify(tiny_workload(), candidates=sides, rounds=1).to_frame()
+    assert frame["workers"].isna().tolist() == [True, False]
+    assert frame[["workers", "round"]].to_csv(index=False).splitlines() == [
+        "workers,round",
+        ",",
+        "1,",
+    ]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS.names())
 def test_every_algorithm_is_the_same_on_threads(algorithm):
     result = verify(
