@@ -64,6 +64,28 @@ def test_more_workers_than_cpus_are_noted(cpus, noted, capsys, monkeypatch):
         assert f"--workers {cpus} keeps" in note
 
 
+@pytest.mark.parametrize(
+    ("command", "measurement"),
+    [
+        ("report", "fedbench.report.measure"),
+        ("scale", "fedbench.scaling.measure_scaling"),
+        ("peers", "fedbench.peers.measure_peers"),
+    ],
+)
+def test_so_they_are_before_a_measurement(command, measurement, capsys, monkeypatch):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measurement, interrupted)
+    monkeypatch.setattr(resources, "available_cpus", lambda: 2)
+    assert call(command, "--workers", 3) == 130
+    assert "note: 3 workers share 2 usable CPUs and slow each other down: --workers 2 keeps" in (
+        capsys.readouterr().err
+    )
+    assert call(command, "--workers", 2) == 130
+    assert "note: " not in capsys.readouterr().err
+
+
 def test_workers_that_a_backend_does_not_have_are_not_noted(capsys, monkeypatch):
     monkeypatch.setattr(resources, "available_cpus", lambda: 1)
     assert call("run", *CHEAP) == 0
