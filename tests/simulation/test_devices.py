@@ -106,6 +106,8 @@ def on_meta(monkeypatch):
     )
     monkeypatch.setattr(client_task, "device_draws", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(client_task, "moved", lambda v, d: v if d == "cpu" else move(v, d))
+    # Elsewhere what a client keeps has come back to the CPU by then, and has values.
+    monkeypatch.setattr(client_task, "kept_state", lambda _algorithm, state, *_: state)
     zeros = {
         "item": lambda t: 0.0 if t.is_meta else item(t),
         "tolist": lambda t: [0.0] * t.numel() if t.is_meta else tolist(t),
