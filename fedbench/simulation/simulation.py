@@ -181,15 +181,7 @@ class Simulation:
             reduce_in_workers=reduce_in_workers,
             observe=observer or unobserved,
         )
-        with self._side.value.server_draws("init_server"):
-            self._server: ServerState = self.algorithm.init_server(
-                ServerSetup(
-                    model=self._model.state(),
-                    architecture=self._model,
-                    num_clients=self.dataset.num_clients,
-                    generator=functools.partial(torch_generator, seed),
-                )
-            )
+        self._server = self._initial_server()
         self.client_states: dict[int | str, dict[str, Any]] = {}
         self.rounds_done = 0
         self.history = History(
@@ -389,6 +381,17 @@ class Simulation:
     def state_digest(self) -> str:
         """Return the SHA-256 of the server's state and of every client's state, in hexadecimal."""
         return digest_of(self.server, self.client_states)
+
+    def _initial_server(self) -> ServerState:
+        with self._side.value.server_draws("init_server"):
+            return self.algorithm.init_server(
+                ServerSetup(
+                    model=self._model.state(),
+                    architecture=self._model,
+                    num_clients=self.dataset.num_clients,
+                    generator=functools.partial(torch_generator, self.seed),
+                )
+            )
 
     def _committed(self) -> Committed:
         return Committed(self.server, self.client_states, self.rounds_done)
