@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -41,6 +42,8 @@ __all__ = [
 SCHEMA_VERSION = 1
 _NAME = re.compile(r"round-(\d{6,})")
 _STATE, _MANIFEST = "state.safetensors", "manifest.json"
+_ARRAY_TYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+"""Kinds and sizes of numpy's arrays that torch and the file's format know."""
 
 
 @dataclass(frozen=True)
@@ -248,9 +251,11 @@ def _flush_directory(path: Path) -> None:
 def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Return `value` as JSON, with every tensor moved to `tensors` under a number."""
     if isinstance(value, torch.Tensor):
-        key = str(len(tensors))
-        tensors[key] = value.detach().clone().contiguous()
-        return {"tensor": key}
+        return {"tensor": _stored(value.detach().clone().contiguous(), tensors)}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.str[1:] in _ARRAY_TYPES:
+        kind = "array" if isinstance(value, np.ndarray) else "numpy_scalar"
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        return {kind: _stored(torch.from_numpy(native), tensors)}
     if isinstance(value, ModelState):
         parts = [_encode(value.parameters, tensors), _encode(value.buffers, tensors)]
         return {"model": parts}
@@ -264,8 +269,14 @@ def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return {"value": value}
     raise CheckpointError(
         f"a state entry of type {type(value).__name__} cannot be stored in a checkpoint. Keep "
-        f"client and server state in tensors, numbers, text, lists and mappings."
+        f"client and server state in tensors, arrays, numbers, text, lists and mappings."
     )
+
+
+def _stored(tensor: torch.Tensor, tensors: dict[str, torch.Tensor]) -> str:
+    key = str(len(tensors))
+    tensors[key] = tensor
+    return key
 
 
 def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -273,6 +284,9 @@ def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "tensor":
         # A copy of its own: tensors of one file share memory and lie at any alignment.
         return tensors[content].clone()
+    if kind in ("array", "numpy_scalar"):
+        array = tensors[content].numpy().copy()
+        return array if kind == "array" else array[()]
     if kind == "model":
         return ModelState(*(_decode(part, tensors) for part in content))
     if kind == "mapping":

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import fedbench
+from fedbench.algorithms.fedavg import FedAvg
 from fedbench.errors import CheckpointError, OutputError
 from tests.simulation.helpers import batch_norm_model, tiny_workload
 
@@ -32,6 +34,43 @@ def test_a_resumed_run_has_the_bits_of_the_unbroken_one(tmp_path, algorithm):
     resumed_history = resumed.run(3)
     assert resumed.state_digest() == unbroken.state_digest()
     assert resumed_history.to_frame().equals(history.to_frame())
+
+
+class Counting(FedAvg):
+    """Keeps numpy's values in its states."""
+
+    stateful = True
+
+    def init_client(self, model):
+        seen = np.zeros(3, dtype=">i4")[::-1]
+        return {"seen": seen, "last": np.float32(0), "rounds": np.int64(0)}
+
+    def train(self, client, down):
+        client.state["seen"] = client.state["seen"] + np.arange(3)
+        client.state["last"] = np.float32(client.num_samples)
+        client.state["rounds"] += 1
+        return super().train(client, down)
+
+
+def test_states_may_hold_arrays_of_numpy(tmp_path):
+    unbroken = make(Counting())
+    unbroken.run(3)
+    make(Counting()).run(2, checkpoint_dir=tmp_path)
+    resumed = make(Counting())
+    resumed.load_checkpoint(tmp_path)
+    kept = next(iter(resumed.client_states.values()))
+    assert type(kept["seen"]) is np.ndarray
+    assert (type(kept["last"]), type(kept["rounds"])) == (np.float32, np.int64)
+    resumed.run(1)
+    assert resumed.state_digest() == unbroken.state_digest()
+
+
+def test_a_state_that_cannot_be_stored_is_named(tmp_path):
+    simulation = make(Counting())
+    simulation.run(1)
+    next(iter(simulation.client_states.values()))["seen"] = np.zeros(2, dtype=np.complex64)
+    with pytest.raises(CheckpointError, match="type ndarray cannot be stored in a checkpoint"):
+        simulation.save_checkpoint(tmp_path)
 
 
 def test_another_backend_may_go_on(tmp_path, executor):
