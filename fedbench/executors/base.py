@@ -111,9 +111,11 @@ class Executor(BackendHooks):
             self._refuse_other_thread()
         self._closed = True
         if self._thread is not None and not self._is_forked_copy():
-            if self._run is not None:
-                self._run.end_by(None)
-            self._stop_workers()
+            try:
+                if self._run is not None:
+                    self._run.end_by(None)
+            finally:
+                self._stop_workers()
 
     def __enter__(self: Self) -> Self:
         self.start()
@@ -125,9 +127,11 @@ class Executor(BackendHooks):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._run is not None:
-            self._run.end_by(error)
-        self.close()
+        try:
+            if self._run is not None:
+                self._run.end_by(error)
+        finally:
+            self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A task that closes over an executor can be sent, and is refused when it uses it, on

@@ -138,3 +138,29 @@ def test_a_dropped_executor_ends_its_workers(processes):
     (pid,) = executor.map(lambda item: os.getpid(), [1])
     del executor
     wait_until(lambda: not psutil.pid_exists(pid))
+
+
+SLOW_END = """
+import atexit, os, signal, sys, time
+import psutil
+from fedbench.executors import make_executor
+def interrupt_at_the_end(caller):
+    atexit.register(time.sleep, 600)
+    atexit.register(os.kill, caller, signal.SIGINT)
+if __name__ == "__main__":
+    recycle_after = 1 if sys.argv[1] == "recycle" else None
+    executor = make_executor("processes", 1, recycle_after=recycle_after)
+    try:
+        with executor:
+            executor.map(interrupt_at_the_end, [os.getpid()])
+            executor.close()
+    except KeyboardInterrupt:
+        print("interrupted")
+    executor.close()
+    print(psutil.wait_procs(psutil.Process().children(recursive=True), timeout=50)[1])
+"""
+
+
+@pytest.mark.parametrize("place", ["recycle", "close"])
+def test_an_interrupt_while_a_worker_ends_leaves_no_process(tmp_path, place):
+    assert run(SLOW_END, tmp_path, place) == "interrupted\n[]\n"

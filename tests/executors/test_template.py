@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedbench.errors import ExecutorError, ResourceError, WorkerDiedError
-from fedbench.executors.processes import launch
+from fedbench.executors.processes import launch, pool
 
 from .scripts import Program, run, wait_until
 from .tasks import square
@@ -265,3 +265,37 @@ def test_what_a_task_started_ends_with_its_killed_worker(processes):
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(child))
     assert executor.map(square, [3]) == [9]
+
+
+def test_what_got_the_id_of_a_lost_worker_is_not_killed(processes, monkeypatch):
+    executor = processes(1)
+    (pid,) = executor.map(lambda item: os.getpid(), [0])
+    killed = []
+    monkeypatch.setattr(launch, "kill_group", killed.append)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(pid))
+    monkeypatch.setattr(launch, "start_time", lambda _: 7)  # as if another process had it now
+    assert executor.map(square, [3]) == [9]
+    # The same after the end of the template, which can tell nothing any more.
+    kill(template_of(executor))
+    assert executor.map(square, [3]) == [9]
+    executor.close()
+    assert pid not in killed
+
+
+def test_a_stopped_template_does_not_hold_up_the_end_of_each_worker(processes, monkeypatch):
+    executor = processes(4)
+    executor.map(square, range(8))
+    waits = []
+    receive = launch._Template._receive
+
+    def count(self, timeout_s):
+        waits.append(timeout_s)
+        return receive(self, timeout_s)
+
+    monkeypatch.setattr(launch._Template, "_receive", count)
+    template = template_of(executor)
+    template.suspend()
+    executor.close()
+    assert sum(waits) < 2 * pool.EXIT_S
+    wait_until(lambda: not template.is_running())

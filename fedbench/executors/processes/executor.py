@@ -83,10 +83,12 @@ class ProcessExecutor(Executor):
     def _stop_workers(self) -> None:
         maps, self._maps = self._maps, None
         launcher, self._launcher = self._launcher, None
-        if maps is not None:
-            maps.close()
-        if launcher is not None:
-            launcher.close()
+        try:
+            if maps is not None:
+                maps.close()
+        finally:  # also after an interrupt: no process stays
+            if launcher is not None:
+                launcher.close()
 
     def _open_maps(self) -> Maps:
         if self._maps is None:

@@ -20,6 +20,7 @@ from typing import Final
 import psutil
 
 from fedbench.errors import ExecutorError, ResourceError
+from fedbench.executors.processes.system import above_standard_streams, kill_group, start_time
 from fedbench.executors.resources import available_cpus, memory_limit
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "cannot_start",
     "describe_exit",
     "search_path",
+    "socket_pair",
 ]
 
 MESSAGE = struct.Struct("<Bqq")
@@ -53,6 +55,8 @@ _THREAD_VARIABLES = (
 )
 _KEPT_BYTES = 2**30
 """Free memory that a worker's allocator keeps at most."""
+_HUNG_UP_S = 2.0
+"""How long a template that has hung up may take to end."""
 _KILLED_S = 10.0
 """How long the news of a killed process may take."""
 
@@ -138,10 +142,18 @@ class WorkerProcess:
     def __init__(self, template: _Template, pid: int) -> None:
         self._template = template
         self.pid = pid
+        self._began = start_time(pid)
 
-    def has_ended(self) -> bool:
-        """Look whether the process has ended, or will because its template has."""
-        return self._template.wait(self.pid, 0.0)
+    def has_ended(self, wait_s: float = 0.0) -> bool:
+        """Look whether the process has ended in time, or will because its template has."""
+        return self._template.wait(self.pid, wait_s)
+
+    def kill(self) -> None:
+        """Kill the process and all that its tasks started, but never one that got its id later."""
+        template = self._template
+        template.wait(self.pid, 0.0)  # what it told is known only after a look
+        if self.pid not in template.codes and start_time(self.pid) in (None, self._began):
+            kill_group(self.pid)
 
     def end(self, wait_s: float) -> int | None:
         """End the process and all that its tasks started, at once unless it does so in time.
@@ -152,10 +164,11 @@ class WorkerProcess:
             Exit code, negative for a signal; None where the template ended before it told.
         """
         template = self._template
-        if not (wait_s and template.wait(self.pid, wait_s)) or template.gone:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-            template.wait(self.pid, _KILLED_S)
+        try:
+            template.wait(self.pid, wait_s)
+        finally:  # also after an interrupt
+            self.kill()
+        template.wait(self.pid, _KILLED_S)
         return template.codes.pop(self.pid, None)
 
 
@@ -175,7 +188,7 @@ class _Template:
         self._hung_up = False
         with contextlib.ExitStack() as undo:
             try:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours, theirs = socket_pair(socket.SOCK_SEQPACKET)
                 self._socket = undo.enter_context(ours)
                 with theirs:
                     self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
@@ -188,6 +201,8 @@ class _Template:
                             *map(str, (theirs.fileno(), os.getpid(), intraop_threads)),
                         ],
                         stdin=subprocess.DEVNULL,
+                        stdout=_stream(1),
+                        stderr=_stream(2),
                         env=_environment(intraop_threads),
                         pass_fds=[theirs.fileno()],
                         # Its own group: a Ctrl-C at the terminal reaches the caller alone.
@@ -234,6 +249,9 @@ class _Template:
 
     def kill(self) -> int:
         """End the template; its workers notice. Return its exit code."""
+        if self._hung_up:  # it ends by itself: how is worth knowing
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_HUNG_UP_S)
         self._process.kill()
         code = self._process.wait()
         self._hung_up = True
@@ -259,8 +277,20 @@ class _Template:
             if kind == Message.ENDED:
                 self.codes[pid] = number
             else:
+                self.codes.pop(pid, None)  # of an earlier worker with this id
                 self._answers.append(pid if kind == Message.STARTED else -number)
         return True
+
+
+def socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets, neither with the number of a standard stream."""
+    with contextlib.ExitStack() as undo:
+        pair = []
+        for one in socket.socketpair(socket.AF_UNIX, kind):
+            fd = above_standard_streams(one.detach())
+            pair.append(undo.enter_context(socket.socket(fileno=fd)))
+        undo.pop_all()
+    return pair[0], pair[1]
 
 
 def search_path() -> list[str]:
@@ -295,6 +325,17 @@ def describe_exit(code: int | None) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}"
+
+
+def _stream(fd: int) -> int | None:
+    """Return what a worker gets as a standard stream: nothing but a closed one is replaced."""
+    stream = sys.__stdout__ if fd == 1 else sys.__stderr__
+    try:
+        os.fstat(fd)
+    except OSError:
+        return subprocess.DEVNULL
+    # Where the interpreter started without one, something else has its number by now.
+    return subprocess.DEVNULL if stream is None else None
 
 
 def _environment(intraop_threads: int) -> dict[str, str]:

@@ -90,8 +90,10 @@ class Maps:
 
     def close(self) -> None:
         """End the workers and give back the shared memory."""
-        self.crew.stop()
-        self.downlink.arena.close()
+        try:
+            self.crew.stop()
+        finally:
+            self.downlink.arena.close()
 
     def fill(self) -> None:
         """Start the workers that are missing."""
@@ -134,11 +136,10 @@ class Maps:
     def _tend_workers(self, downlink: Downlink) -> None:
         """Replace workers that ended between maps, and pass on what the living must forget."""
         forgotten, downlink.forgotten = downlink.forgotten, []
-        for worker in list(self.crew.workers):
-            # One that still owes answers was left so by an interrupt while a map ended.
-            if worker.has_ended() or worker.outstanding:
-                self.crew.remove(worker)
-            elif forgotten:
+        # One that still owes answers was left so by an interrupt while a map ended.
+        self.crew.dismiss([one for one in self.crew.workers if one.has_ended() or one.outstanding])
+        if forgotten:
+            for worker in self.crew.workers:
                 worker.send((Kind.FORGET, forgotten))
 
     def room(self) -> int:
@@ -215,16 +216,14 @@ class Maps:
         workers = list(self.crew.workers)
         if ending is Ending.INTERRUPTED:
             # A message may have been cut short anywhere: none of them can be trusted.
-            for worker in workers:
-                self.crew.remove(worker)
+            self.crew.dismiss(workers)
         elif ending is Ending.FAILED:
             for worker in workers:
                 worker.control.stop(self._number)
             deadline = time.monotonic() + _GRACE_S
             while self._busy() and (left := deadline - time.monotonic()) > 0:
                 self._receive(left)
-            for worker in self._busy():
-                self.crew.remove(worker)
+            self.crew.dismiss(self._busy())
         for worker in self.crew.workers:
             worker.folded.clear()
         outcomes, self._ready = self._ready, []

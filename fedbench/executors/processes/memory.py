@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from fedbench.executors.guard import ALIGNMENT
+from fedbench.executors.processes.system import above_standard_streams
 from fedbench.executors.resources import memory_limit
 
 __all__ = ["PAGE", "Arena", "Extent", "Mapping", "lay_out"]
@@ -76,7 +77,9 @@ class Arena:
     """
 
     def __init__(self, fd: int | None = None) -> None:
-        self.fd = os.memfd_create("fedbench", os.MFD_CLOEXEC) if fd is None else fd
+        if fd is None:
+            fd = above_standard_streams(os.memfd_create("fedbench", os.MFD_CLOEXEC))
+        self.fd = fd
         self._end = os.fstat(self.fd).st_size
 
     def allocate(self, num_bytes: int) -> Extent:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from fedbench.executors.processes.control import ControlPage
-from fedbench.executors.processes.launch import Launcher, cannot_start
+from fedbench.executors.processes.launch import Launcher, cannot_start, socket_pair
 from fedbench.executors.processes.memory import Arena
 from fedbench.executors.processes.protocol import Inbox, Kind, Outbox, frame
 from fedbench.executors.processes.slots import SlotReader
@@ -61,7 +61,7 @@ class WorkerHandle:
             undo.pop_all()
 
     def _start(self, launcher: Launcher, down: Arena, undo: contextlib.ExitStack) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair(socket.SOCK_STREAM)
         undo.callback(ours.close)
         self._up = Arena()
         undo.callback(self._up.close)
@@ -90,6 +90,11 @@ class WorkerHandle:
         """Look whether the process has ended; finished results can still be read."""
         return self._process.has_ended()
 
+    @property
+    def rests(self) -> bool:
+        """Whether the worker has nothing to do."""
+        return not (self.gone or self.outstanding or self.outbox)
+
     def send(self, head: tuple[Any, ...], buffers: list[memoryview] | None = None) -> None:
         """Send a message, now or as soon as the worker reads."""
         self.outbox.send(frame(head, buffers or []))
@@ -102,10 +107,23 @@ class WorkerHandle:
         wait_s : float
             How long it may take to end by itself.
         """
-        code = self._process.end(wait_s)
+        try:
+            return self._process.end(wait_s)
+        finally:
+            self.close()
+
+    def wait(self, wait_s: float) -> None:
+        """Wait for the worker's end, but not longer than this."""
+        self._process.has_ended(wait_s)
+
+    def kill(self) -> None:
+        """Kill the worker and everything that its tasks started, without waiting."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Give back what the caller holds of the worker."""
         self._socket.close()
         self._up.close()
-        return code
 
 
 class Crew:
@@ -133,13 +151,36 @@ class Crew:
 
     def remove(self, worker: WorkerHandle, wait_s: float = 0.0) -> int | None:
         """End a worker, kindly if there is time; return its exit code, if known."""
-        self._poller.unregister(worker.fd)
-        del self._by_fd[worker.fd]
+        self._forget(worker)
         if wait_s and not worker.gone:
             worker.send((Kind.EXIT,))
-        code = worker.end(wait_s)
-        self.workers.remove(worker)
-        return code
+        return worker.end(wait_s)
+
+    def dismiss(self, workers: list[WorkerHandle], *, kindly: bool = False) -> None:
+        """End several workers at once, or kindly those that rest; all have the same time."""
+        workers = list(workers)
+        deadline = time.monotonic() + EXIT_S
+        try:
+            for worker in workers:
+                if kindly and worker.rests:
+                    worker.send((Kind.EXIT,))
+                else:
+                    worker.kill()
+            for worker in workers:
+                worker.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # also after an interrupt
+            for worker in workers:
+                self._forget(worker)
+                worker.kill()
+                worker.close()
+
+    def _forget(self, worker: WorkerHandle) -> None:
+        """Drop a worker; done before anything waits, as an interrupt may end that."""
+        if worker in self.workers:
+            with contextlib.suppress(KeyError):
+                self._poller.unregister(worker.fd)
+            self._by_fd.pop(worker.fd, None)
+            self.workers.remove(worker)
 
     def poll(self, timeout_s: float) -> list[tuple[WorkerHandle, tuple[Any, ...], memoryview]]:
         """Wait for messages and send what was held back; return the messages.
@@ -162,18 +203,14 @@ class Crew:
 
     def stop(self) -> None:
         """End all workers: those that rest kindly, those that work at once."""
-        for worker in self.workers:
-            if not worker.gone:
-                worker.send((Kind.EXIT,))
-        while self.workers:
-            worker = self.workers[-1]
-            resting = not (worker.gone or worker.outstanding or worker.outbox)
-            self.remove(worker, EXIT_S if resting else 0.0)
+        self.dismiss(self.workers, kindly=True)
 
 
 def kill_all(workers: list[WorkerHandle], owner_pid: int) -> None:
     """End every worker at once; does nothing in a process forked from the owner."""
     if os.getpid() != owner_pid:
         return
+    for worker in workers:
+        worker.kill()
     while workers:
-        workers.pop().end()
+        workers.pop().close()

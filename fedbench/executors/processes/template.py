@@ -24,7 +24,9 @@ import sys
 import traceback
 from typing import NoReturn
 
+from fedbench.executors.nesting import mark_worker_process
 from fedbench.executors.processes.launch import MESSAGE, Message
+from fedbench.executors.processes.system import die_with_parent, kill_group, outlive_parent
 
 __all__ = ["main"]
 
@@ -54,12 +56,17 @@ def main(fd: int, caller_pid: int, intraop_threads: int) -> NoReturn:
     """
     # A Ctrl-C is for the caller, which decides what becomes of the tasks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The caller may have blocked it for its own threads.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.set_inheritable(fd, False)
+    mark_worker_process()  # what is imported here may not make executors either
     search_path = list(sys.path)
     forks = intraop_threads == 1
     if forks:
+        die_with_parent(caller_pid)  # an import may take long
         for name in _MODULES:
             importlib.import_module(name)
+        outlive_parent()  # to end what the tasks have started
         # Objects of the imports stay as they are: a collection in a worker would touch, and so
         # copy, the pages that all share.
         gc.collect()
@@ -120,8 +127,7 @@ class Template:
     def kill_all(self) -> None:
         """End all workers and what their tasks started."""
         for pid in self._workers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+            kill_group(pid)
 
     def _take_request(self) -> None:
         data, fds, _, _ = socket.recv_fds(self._channel, 1, 3, socket.MSG_CMSG_CLOEXEC)
@@ -192,8 +198,7 @@ class Template:
             pid = ended.si_pid
             is_worker = pid in self._workers  # an import may have started something else
             if is_worker:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                kill_group(pid)
             _, status = os.waitpid(pid, 0)
             if is_worker:
                 self._workers.remove(pid)

@@ -33,6 +33,7 @@ from fedbench.executors.processes.protocol import (
     split_among,
 )
 from fedbench.executors.processes.slots import SLOT_THRESHOLD, SlotWriter
+from fedbench.executors.processes.system import die_with_parent, kill_group
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure, Outcome, TaskRunner
 
@@ -59,6 +60,7 @@ def main(socket_fd: int, down_fd: int, up_fd: int, parent_pid: int, intraop_thre
         Torch's threads inside one task.
     """
     global _down
+    die_with_parent(parent_pid)
     # A Ctrl-C is for the caller, which decides what becomes of the tasks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
@@ -115,7 +117,7 @@ class _Watcher:
             pass
         if not self._expected:
             # This worker leads its process group: data loaders of its task go with it.
-            os.killpg(0, signal.SIGKILL)
+            kill_group(os.getpid())
 
 
 class Worker:
@@ -131,6 +133,7 @@ class Worker:
 
     def __init__(self, channel: socket.socket, arena: Arena) -> None:
         self._channel = channel
+        self._pid = os.getpid()
         self._slots = SlotWriter(arena)
         self._control = ControlPage(arena)
         self._view = BroadcastView(_down)
@@ -209,7 +212,10 @@ class Worker:
                 answer.skip(index)
                 continue
             self._control.begin(index)
-            answer.add(self._run_task(index, parcel, buffers))
+            outcome = self._run_task(index, parcel, buffers)
+            if os.getpid() != self._pid:  # the task forked and came back twice
+                os._exit(0 if outcome.failure is None else 1)
+            answer.add(outcome)
             if answer.is_due():
                 self._send(*answer.take())
         if answer:
