@@ -269,7 +269,7 @@ def test_an_object_without_hooks_is_refused():
         ({"mode": "global"}, ValueError, "mode must be 'federated', 'local' or 'centralized'"),
         ({"mode": "centralized", "rounds": 2}, ValueError, "rounds must be left out"),
         ({"reproducibility": "L2"}, ValueError, "L2 would mean"),
-        ({"executor": "thread"}, ValueError, "backend"),
+        ({"executor": "thread"}, ValueError, "executor must be one of"),
         ({"evaluate_every": -1}, ValueError, "evaluate_every must be an integer of at least 0"),
         ({"first_round": -1}, ValueError, "first_round must be an integer of at least 0"),
         ({"seed": "a", "reproducibility": "L1"}, TypeError, "seed must be an int"),
