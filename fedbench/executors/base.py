@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final
 
 from fedbench.errors import ExecutorClosedError, ExecutorError, NestedExecutorError
@@ -121,12 +120,7 @@ class Executor(BackendHooks):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             if self._run is not None:
                 self._run.end_by(error)

@@ -13,6 +13,8 @@ import torch
 
 from fedbench.errors import ClientTaskError, ExecutorError, TaskTimeoutError, WorkerDiedError
 from fedbench.executors import make_executor
+from fedbench.executors.processes.control import ControlPage
+from fedbench.executors.processes.memory import Arena
 
 from .scripts import wait_until
 from .tasks import ExactSum, square
@@ -172,3 +174,12 @@ def test_results_outlive_their_recycled_worker(processes):
         results.append(result)
     executor.close()
     assert all(result.eq(item).all() for item, result in enumerate(results))
+
+
+def test_a_worker_that_runs_a_task_of_another_map_is_no_reason_for_blame():
+    page = ControlPage(Arena(), create=True)
+    page.begin(1, 2)
+    assert page.running(1) == 2
+    assert page.running(2) is None
+    page.rest()
+    assert page.running(1) is None

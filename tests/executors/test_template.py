@@ -1,5 +1,6 @@
 """The template process that workers are forked from: its faults, and what workers share."""
 
+import gc
 import os
 import random
 import signal
@@ -12,10 +13,12 @@ import psutil
 import pytest
 import torch
 
-from fedbench.errors import ExecutorError, ResourceError, WorkerDiedError
+from fedbench.errors import ExecutorError, ResourceError, TaskTimeoutError, WorkerDiedError
 from fedbench.executors.processes import launch, pool
+from fedbench.executors.processes.protocol import Kind, Parcel
+from fedbench.executors.processes.worker import Worker
 
-from .scripts import Program, run, wait_until
+from .scripts import GUARD_S, Program, run, wait_until
 from .tasks import square
 
 
@@ -299,3 +302,222 @@ def test_a_stopped_template_does_not_hold_up_the_end_of_each_worker(processes, m
     executor.close()
     assert sum(waits) < 2 * pool.EXIT_S
     wait_until(lambda: not template.is_running())
+
+
+CLOSED = """
+import os, sys
+from fedbench.executors import make_executor
+if __name__ == "__main__":
+    def task(item):
+        os.write(1, b"of a task")
+        os.write(2, b"of a task")
+        return item
+    with make_executor("processes", 2, intraop_threads=int(sys.argv[1])) as executor:
+        found = executor.map(task, range(4))
+    with open("found", "w") as file:
+        print(found, file=file)
+"""
+
+PRINTS_IN_TEMPLATE = """
+import os, sys
+if "template import main" in " ".join(sys.orig_argv):
+    os.write(1, b"of an import")
+"""
+
+
+@pytest.mark.parametrize("closing", ["<&- >&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("intraop_threads", [1, 2])
+def test_closed_standard_streams_are_no_harm(tmp_path, closing, intraop_threads):
+    (tmp_path / "program.py").write_text(CLOSED)
+    # What an import prints in the template may not come to the caller as a message.
+    (tmp_path / "sitecustomize.py").write_text(PRINTS_IN_TEMPLATE)
+    command = f'exec "{sys.executable}" program.py {intraop_threads} {closing}'
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, check=True, timeout=GUARD_S
+    )
+    assert (tmp_path / "found").read_text() == "[0, 1, 2, 3]\n"
+
+
+HOLDS = """
+import ctypes, os, sys, time
+from fedbench.executors import make_executor
+if __name__ == "__main__":
+    with make_executor("processes", 1, intraop_threads=int(sys.argv[1])) as executor:
+        executor.map(abs, range(2))
+        def task(item):
+            print("busy", flush=True)
+            ctypes.PyDLL(None).sleep(600)  # never lets another thread of its process run
+        executor.map(task, range(1))
+"""
+
+
+@pytest.mark.parametrize("intraop_threads", ["1", "2"])
+def test_a_worker_that_cannot_look_ends_with_its_template(tmp_path, intraop_threads):
+    program = Program(HOLDS, tmp_path, intraop_threads)
+    program.wait_for_line("busy")
+    os.kill(program.process.pid, signal.SIGSTOP)
+    (template,) = psutil.Process(program.process.pid).children()
+    template.kill()
+    os.kill(program.process.pid, signal.SIGKILL)
+    program.finish()
+    program.assert_no_descendants()
+
+
+IMPORTS_LONG = """
+import importlib, sys, time
+if "template import main" in " ".join(sys.orig_argv):
+    def import_module(name):
+        open("importing", "w").close()
+        time.sleep(600)
+    importlib.import_module = import_module
+"""
+
+STARTS = """
+import pathlib, time
+from fedbench.executors import make_executor
+if __name__ == "__main__":
+    with make_executor("processes", 1) as executor:
+        while not pathlib.Path("importing").exists():
+            time.sleep(0.05)
+        print("importing", flush=True)
+        executor.map(abs, range(2))
+"""
+
+
+def test_killing_the_caller_ends_a_template_that_imports(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(IMPORTS_LONG)
+    program = Program(STARTS, tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    program.wait_for_line("importing")
+    assert len(program.descendants) == 1
+    program.process.kill()
+    program.finish()
+    program.assert_no_descendants()
+
+
+def test_a_task_that_forks_and_returns_in_the_child_answers_once(processes):
+    executor = processes(1)
+
+    def task(item):
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            return item, status
+        return "of the child"
+
+    assert executor.map(task, range(3)) == [(0, 0), (1, 0), (2, 0)]
+    assert executor.map(square, range(3)) == [0, 1, 4]
+
+
+def answer_for(number, index):
+    """Return a task that sends an answer of its own making."""
+
+    def task(item):
+        (own,) = [one for one in gc.get_objects() if type(one) is Worker]
+        own._send((Kind.DONE, number, [(index, True, Parcel("wrong"))], 0.0, [], "", None))
+        return item
+
+    return task
+
+
+def test_answers_for_other_tasks_are_refused(processes):
+    executor = processes(1)
+    assert executor.map(answer_for(0, 1), range(2)) == [0, 1]  # of another map
+    with pytest.raises(ExecutorError, match="must answer for the tasks that it was given"):
+        executor.map(answer_for(2, 99), range(2))
+    assert executor.map(square, range(3)) == [0, 1, 4]
+
+
+def test_a_template_killed_while_it_replaces_another_is_replaced_too(processes, tmp_path):
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\n[ -e seen ] && exec "{sys.executable}" "$@"\ntouch seen; kill -9 $$\n'
+    )
+    (tmp_path / "python").chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        executor = processes(1)
+        kill(template_of(executor))
+        patch.setattr(sys, "executable", str(tmp_path / "python"))
+        assert executor.map(square, range(3)) == [0, 1, 4]
+
+
+def test_a_replaced_template_is_like_the_first(processes, tmp_path, monkeypatch):
+    monkeypatch.setenv("AT_THE_START", "yes")
+    monkeypatch.chdir(tmp_path)
+    executor = processes(1)
+    monkeypatch.delenv("AT_THE_START")
+    monkeypatch.chdir("/")
+    kill(template_of(executor))
+    found = executor.map(lambda item: (os.environ["AT_THE_START"], os.getcwd()), [0])
+    assert found == [("yes", str(tmp_path))]
+
+
+def test_a_removed_current_folder_is_no_harm(processes, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setattr(sys, "path", ["", b"bytes", *sys.path])
+    executor = processes(1)
+    assert executor.map(square, [2]) == [4]
+    (tmp_path / "gone").rmdir()
+    assert executor.map(square, [3]) == [9]
+    assert processes(1).map(square, [3]) == [9]
+
+
+def test_a_task_that_leaves_its_group_ends_with_its_worker(processes):
+    executor = processes(1, timeout=0.5)
+
+    def task(item):
+        os.setpgid(0, os.getpgid(os.getppid()))
+        time.sleep(600)
+
+    template = template_of(executor)
+    with pytest.raises(TaskTimeoutError):
+        executor.map(task, [0])
+    assert executor.map(square, [3]) == [9]
+    assert template_of(executor).pid == template.pid
+
+
+def test_blocked_signals_of_the_caller_are_no_harm(processes):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        executor = processes(1)
+        blocked = executor.map(lambda item: signal.pthread_sigmask(signal.SIG_BLOCK, ()), [0])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert signal.SIGCHLD not in blocked[0]
+
+
+def test_threads_that_a_task_sets_are_set_back(processes):
+    executor = processes(1)
+    executor.map(lambda item: torch.set_num_threads(2), [0])
+    assert executor.map(lambda item: torch.get_num_threads(), [0]) == [1]
+
+
+MAKES_EXECUTORS = """
+import sys
+if "template import main" in " ".join(sys.orig_argv):
+    import importlib
+    from fedbench.errors import NestedExecutorError
+    from fedbench.executors import make_executor
+    import_module = importlib.import_module
+    def shadow(name):
+        try:
+            make_executor("processes", 1).start()
+        except NestedExecutorError:
+            open("refused", "w").close()
+        return import_module(name)
+    importlib.import_module = shadow
+"""
+
+ONE_MAP = """
+from fedbench.executors import make_executor
+if __name__ == "__main__":
+    with make_executor("processes", 1) as executor:
+        print(executor.map(abs, range(2)))
+"""
+
+
+def test_what_the_template_imports_makes_no_executor(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(MAKES_EXECUTORS)
+    assert run(ONE_MAP, tmp_path, env={"PYTHONPATH": str(tmp_path)}) == "[0, 1]\n"
+    assert (tmp_path / "refused").exists()

@@ -12,7 +12,7 @@ from fedbench.executors.processes.memory import PAGE, Arena, Extent
 
 __all__ = ["ControlPage"]
 
-_INDEX, _STARTED, _STOPPED = range(3)
+_INDEX, _STARTED, _STOPPED, _MAP = range(4)
 _NO_TASK = -1
 
 
@@ -32,10 +32,11 @@ class ControlPage:
             self._fields[_INDEX] = _NO_TASK
             self._fields[_STOPPED] = 0
 
-    def begin(self, index: int) -> None:
-        """Note that the worker starts a task."""
+    def begin(self, number: int, index: int) -> None:
+        """Note that the worker starts a task of map `number`."""
         # The clock is the same for all processes of the machine.
         self._fields[_STARTED] = time.monotonic_ns()
+        self._fields[_MAP] = number
         self._fields[_INDEX] = index
 
     def rest(self) -> None:
@@ -50,11 +51,10 @@ class ControlPage:
         """Return whether the tasks of map `number` are to be skipped."""
         return self._fields[_STOPPED] >= number
 
-    @property
-    def running(self) -> int | None:
-        """Index of the task that the worker runs, or ran when it died."""
+    def running(self, number: int) -> int | None:
+        """Return the index of the task of map `number` that the worker runs, or ran last."""
         index = self._fields[_INDEX]
-        return None if index == _NO_TASK else index
+        return None if index == _NO_TASK or self._fields[_MAP] != number else index
 
     @property
     def running_s(self) -> float:

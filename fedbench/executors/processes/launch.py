@@ -55,6 +55,8 @@ _THREAD_VARIABLES = (
 )
 _KEPT_BYTES = 2**30
 """Free memory that a worker's allocator keeps at most."""
+_ATTEMPTS = 2
+"""New templates that are started for one worker."""
 _HUNG_UP_S = 2.0
 """How long a template that has hung up may take to end."""
 _KILLED_S = 10.0
@@ -86,7 +88,10 @@ class Launcher:
     def __init__(self, intraop_threads: int) -> None:
         self._intraop_threads = intraop_threads
         self._owner_pid = os.getpid()
-        self._template = _Template(intraop_threads)
+        # Later templates get these too, whatever the caller has changed since.
+        self._environment = _environment(intraop_threads)
+        self._folder = _current_folder()
+        self._template = self._start_template()
 
     @property
     def shares_imports(self) -> bool:
@@ -106,21 +111,25 @@ class Launcher:
         ResourceError
             If the system does not provide a process, or the template does not get ready.
         ExecutorError
-            If the template ends before it has started the worker, twice.
+            If the template ends before it has started the worker, and so do two new ones.
         """
         template = self._template
         pid = None if template.gone else template.start_worker(fds)
-        if pid is None:  # that one was killed; a broken one will break again
-            template.kill()
-            self._template = template = _Template(self._intraop_threads)
-            pid = template.start_worker(fds)
-        if pid is None:
+        attempts = 0
+        while pid is None:  # that one was killed; a broken one will break again
             code = template.kill()
-            raise ExecutorError(
-                f"a worker process {describe_exit(code)} while it started; "
-                "its own messages are on stderr."
-            )
+            if attempts == _ATTEMPTS:
+                raise ExecutorError(
+                    f"a worker process {describe_exit(code)} while it started; "
+                    "its own messages are on stderr."
+                )
+            attempts += 1
+            self._template = template = self._start_template()
+            pid = template.start_worker(fds)
         return WorkerProcess(template, pid)
+
+    def _start_template(self) -> _Template:
+        return _Template(self._intraop_threads, self._environment, self._folder)
 
     def close(self) -> None:
         """End the template, and with it every worker; nothing in a process forked from ours."""
@@ -179,13 +188,20 @@ class _Template:
     ----------
     intraop_threads : int
         Torch's threads inside one task.
+    environment : dict of str to str
+        Its environment.
+    folder : str or None
+        Where it runs, if that still exists.
     """
 
-    def __init__(self, intraop_threads: int) -> None:
+    def __init__(
+        self, intraop_threads: int, environment: dict[str, str], folder: str | None
+    ) -> None:
         self.codes: dict[int, int] = {}
         """Exit codes of workers that ended, by process id."""
         self._answers: list[int] = []
         self._hung_up = False
+        path = search_path()
         with contextlib.ExitStack() as undo:
             try:
                 ours, theirs = socket_pair(socket.SOCK_SEQPACKET)
@@ -197,13 +213,14 @@ class _Template:
                             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
                             "-c",
                             _COMMAND,
-                            repr(search_path()),
+                            repr(path),
                             *map(str, (theirs.fileno(), os.getpid(), intraop_threads)),
                         ],
                         stdin=subprocess.DEVNULL,
                         stdout=_stream(1),
                         stderr=_stream(2),
-                        env=_environment(intraop_threads),
+                        env=environment,
+                        cwd=folder if folder and os.path.isdir(folder) else None,
                         pass_fds=[theirs.fileno()],
                         # Its own group: a Ctrl-C at the terminal reaches the caller alone.
                         process_group=0,
@@ -295,7 +312,13 @@ def socket_pair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
 
 def search_path() -> list[str]:
     """Return the caller's module search path, independent of the current folder."""
-    return [os.path.abspath(entry) for entry in sys.path]
+    folder = _current_folder()
+    return [
+        os.path.normpath(os.path.join(folder or "", entry))
+        for entry in sys.path
+        # Imports do not look at other entries either.
+        if isinstance(entry, str) and (folder or os.path.isabs(entry))
+    ]
 
 
 def cannot_start(error: OSError) -> ResourceError:
@@ -325,6 +348,14 @@ def describe_exit(code: int | None) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name}"
+
+
+def _current_folder() -> str | None:
+    """Return the current folder, or None if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _stream(fd: int) -> int | None:

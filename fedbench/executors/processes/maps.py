@@ -279,6 +279,14 @@ class Maps:
         refusal: str,
         slot: tuple[int, int, int] | None,
     ) -> None:
+        if number != self._number:
+            return  # not of a task of this map, whoever sent it
+        if any(index not in worker.outstanding for index, _, _ in entries):
+            self.crew.remove(worker)
+            raise ExecutorError(
+                "a worker must answer for the tasks that it was given, got another answer from "
+                f"pid {worker.pid}. A task must not write to descriptors that it did not open."
+            )
         opened = iter(open_answers(worker, entries, blob, slot))
         for index, _, parcel in entries:
             ticket = worker.outstanding.pop(index)
@@ -314,7 +322,7 @@ class Maps:
     # -- losses ---------------------------------------------------------------------------------
 
     def _check_time(self, worker: WorkerHandle, timeout: float) -> None:
-        running = worker.control.running
+        running = worker.control.running(self._number)
         ticket = worker.outstanding.get(running) if running is not None else None
         if ticket is None or worker.control.running_s <= timeout:
             return
@@ -323,7 +331,7 @@ class Maps:
 
     def _lose(self, worker: WorkerHandle) -> None:
         """Deal with a worker that ended by itself."""
-        running = worker.control.running
+        running = worker.control.running(self._number)
         ticket = None if running is None else worker.outstanding.get(running)
         if ticket is None and worker.folded:
             ticket = worker.folded[0]

@@ -73,7 +73,7 @@ def main(socket_fd: int, down_fd: int, up_fd: int, parent_pid: int, intraop_thre
     _down = Arena(down_fd)
     watcher = _Watcher(channel, parent_pid)
     try:
-        Worker(channel, Arena(up_fd)).serve()
+        Worker(channel, Arena(up_fd), intraop_threads).serve()
         watcher.expect_the_end()
         atexit._run_exitfuncs()
     except (EOFError, ConnectionError):  # the caller is gone, and whoever reads our output
@@ -129,10 +129,13 @@ class Worker:
         To the caller.
     arena : Arena
         For results.
+    intraop_threads : int
+        Torch's threads inside one task.
     """
 
-    def __init__(self, channel: socket.socket, arena: Arena) -> None:
+    def __init__(self, channel: socket.socket, arena: Arena, intraop_threads: int) -> None:
         self._channel = channel
+        self._intraop_threads = intraop_threads
         self._pid = os.getpid()
         self._slots = SlotWriter(arena)
         self._control = ControlPage(arena)
@@ -188,6 +191,7 @@ class Worker:
             if isinstance(self._task, _Broken):
                 raise self._task.error
             ambient.apply()
+            set_intraop_threads(self._intraop_threads)  # a task of the last map may have changed it
             parcels = [parcel for parcel in (broadcast, reducer) if parcel is not None]
             buffers = split_among(parcels, blob)
             guarded = None
@@ -211,7 +215,7 @@ class Worker:
             if self._control.stopped(number):
                 answer.skip(index)
                 continue
-            self._control.begin(index)
+            self._control.begin(number, index)
             outcome = self._run_task(index, parcel, buffers)
             if os.getpid() != self._pid:  # the task forked and came back twice
                 os._exit(0 if outcome.failure is None else 1)
