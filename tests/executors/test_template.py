@@ -501,6 +501,7 @@ if "template import main" in " ".join(sys.orig_argv):
     from fedbench.executors import make_executor
     import_module = importlib.import_module
     def shadow(name):
+        importlib.import_module = import_module
         try:
             make_executor("processes", 1).start()
         except NestedExecutorError:

@@ -220,7 +220,8 @@ class _Template:
                         stdout=_stream(1),
                         stderr=_stream(2),
                         env=environment,
-                        cwd=folder if folder and os.path.isdir(folder) else None,
+                        # Libraries of torch do not load where the folder was removed.
+                        cwd=folder if folder and os.path.isdir(folder) else "/",
                         pass_fds=[theirs.fileno()],
                         # Its own group: a Ctrl-C at the terminal reaches the caller alone.
                         process_group=0,
