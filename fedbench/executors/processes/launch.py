@@ -89,7 +89,10 @@ class Launcher:
         self._intraop_threads = intraop_threads
         self._owner_pid = os.getpid()
         # Later templates get these too, whatever the caller has changed since.
-        self._environment = _environment(intraop_threads)
+        try:
+            self._environment = _environment(intraop_threads)
+        except OSError as error:  # it asks the system about its memory
+            raise cannot_start(error) from error
         self._folder = _current_folder()
         self._template = self._start_template()
 
