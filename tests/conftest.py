@@ -1,7 +1,6 @@
 """Fixtures shared by all tests: executors, and checks that nothing is left behind."""
 
 import importlib.util
-import re
 import signal
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ import psutil
 import pytest
 
 from fedbench.executors import EXECUTORS, make_executor
+from tests.xdist_groups import group, pytest_xdist_make_scheduler  # noqa: F401  (a hook)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job that a script starts in the background ignores Ctrl-C, and so would every program that
@@ -20,30 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_modifyitems(items):
     """Begin with the groups that take longest; stable, so nothing else changes."""
     order = {"packaging": 0, "ray": 1}
-    items.sort(key=lambda item: order.get(_group(item.nodeid), 2))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Let pytest-xdist run together what shares something dear.
-
-    The tests of the built wheel and those on Ray, of which one cluster serves all, are a group
-    each; the rest goes file by file.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByGroup(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            return _group(nodeid)
-
-    return ByGroup(config, log)
-
-
-def _group(nodeid):
-    file, _, test = nodeid.partition("::")
-    if "/packaging/" in file:
-        return "packaging"
-    return "ray" if re.search(r"[\[_/'-]ray[\]_'-]", f"{file}::{test}") else file
+    items.sort(key=lambda item: order.get(group(item.nodeid), 2))
 
 
 WORKERS = {"sequential": None}

@@ -38,30 +38,61 @@ def digest(state: Any) -> str:
     TypeError
         If something else is found; the message says where.
     """
-    hasher = hashlib.sha256()
+    hasher = _Hasher()
     _feed(hasher, state, "state")
-    return hasher.hexdigest()
+    return hasher.digest().hex()
+
+
+class _Hasher:
+    """SHA-256 of headers and arrays."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+
+    def update(self, data: Any) -> None:
+        self._sha256.update(data)
+
+    def update_array(self, array: Any) -> None:
+        dtype, shape, data = _array_bytes(array)
+        self._sha256.update(f"array {dtype} {list(shape)}\n".encode())
+        self._sha256.update(data)
+
+    def digest(self) -> bytes:
+        return self._sha256.digest()
 
 
 class _Unread:
-    """Takes what a hasher takes, and does not look at it."""
+    """Takes what a hasher takes, and does not look at it: values stay where they are."""
 
     def update(self, data: Any) -> None:
         pass
 
+    def update_array(self, array: Any) -> None:
+        pass
+
 
 def check_state(state: Any, name: str = "state") -> None:
-    """Raise the ``TypeError`` that :func:`digest` would raise, without hashing; `name` is shown."""
+    """Raise the ``TypeError`` that :func:`digest` would raise, without reading values.
+
+    Parameters
+    ----------
+    state : object
+        What is to be digested later.
+    name : str
+        What the message calls it.
+
+    Raises
+    ------
+    TypeError
+        As :func:`digest` does.
+    """
     _feed(_Unread(), state, name)
 
 
-def _feed(hasher: Any, value: Any, path: str) -> None:
+def _feed(hasher: _Hasher | _Unread, value: Any, path: str) -> None:
     """Add `value` to the digest. Every kind starts with a tag and a length: no ambiguities."""
-    array = _as_array(value, path)
-    if array is not None:
-        dtype, shape, data = array
-        hasher.update(f"array {dtype} {list(shape)}\n".encode())
-        hasher.update(data)
+    if _is_array(value, path):
+        hasher.update_array(value)
     elif isinstance(value, Mapping):
         _feed_mapping(hasher, "mapping", value, path)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -79,7 +110,9 @@ def _feed(hasher: Any, value: Any, path: str) -> None:
         hasher.update(_scalar(value, path))
 
 
-def _feed_mapping(hasher: Any, tag: str, mapping: Mapping[Any, Any], path: str) -> None:
+def _feed_mapping(
+    hasher: _Hasher | _Unread, tag: str, mapping: Mapping[Any, Any], path: str
+) -> None:
     hasher.update(f"{tag} {len(mapping)}\n".encode())
     for name, key in sorted(
         ((_scalar(key, f"a key of {path}"), key) for key in mapping), key=operator.itemgetter(0)
@@ -89,7 +122,7 @@ def _feed_mapping(hasher: Any, tag: str, mapping: Mapping[Any, Any], path: str) 
 
 
 def _digest_item(item: Any, path: str) -> bytes:
-    hasher = hashlib.sha256()
+    hasher = _Hasher()
     _feed(hasher, item, path)
     return hasher.digest()
 
@@ -118,32 +151,42 @@ def _scalar(value: Any, path: str) -> bytes:
     return b"int %d\n%b" % (len(raw), raw)
 
 
-def _as_array(value: Any, path: str) -> tuple[str, Sequence[int], Any] | None:
-    """Return the name of the dtype, the shape and the bytes in C order, or None if no array."""
-    torch = sys.modules.get("torch")  # without torch there are no tensors to be found
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _tensor_bytes(torch, value, path)
+def _is_array(value: Any, path: str) -> bool:
+    """Return whether `value` is a tensor or an array; a `TypeError` if one without plain values."""
+    if _is_tensor(value):
+        if value.layout != _torch().strided or value.is_quantized or value.device.type == "meta":
+            raise TypeError(
+                f"{path} must be a dense tensor with values, got layout {value.layout}, dtype "
+                f"{value.dtype} on device {value.device}. Convert it first."
+            )
+        return True
     if not isinstance(value, np.ndarray | np.generic) or isinstance(
         value, float | np.integer | np.bool_ | str | bytes
     ):
-        return None
-    contiguous = np.ascontiguousarray(value)
-    if contiguous.dtype.hasobject or contiguous.dtype.kind not in "biufcMmSU":
+        return False
+    if value.dtype.hasobject or value.dtype.kind not in "biufcMmSU":
         raise TypeError(
-            f"{path} must be an array of plain numbers, got dtype {contiguous.dtype}. "
-            "Convert it first."
+            f"{path} must be an array of plain numbers, got dtype {value.dtype}. Convert it first."
         )
+    return True
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")  # without torch there are no tensors to be found
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = _torch()
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _array_bytes(array: Any) -> tuple[str, Sequence[int], Any]:
+    """Return the name of the dtype, the shape and the bytes in C order."""
+    if _is_tensor(array):
+        plain = array.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        data = plain.reshape(-1).view(_torch().uint8).numpy()
+        return str(array.dtype).removeprefix("torch."), tuple(array.shape), data
+    contiguous = np.ascontiguousarray(array)
     little = contiguous.astype(contiguous.dtype.newbyteorder("<"), copy=False)
     name = little.dtype.name if little.dtype.kind in "biufc" else little.dtype.str
-    return name, np.shape(value), little.reshape(-1).view(np.uint8)
-
-
-def _tensor_bytes(torch: Any, tensor: Any, path: str) -> tuple[str, Sequence[int], Any]:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-        raise TypeError(
-            f"{path} must be a dense tensor with values, got layout {tensor.layout}, dtype "
-            f"{tensor.dtype} on device {tensor.device}. Convert it first."
-        )
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy()
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data
+    return name, np.shape(array), little.reshape(-1).view(np.uint8)

@@ -18,7 +18,11 @@ def open_executor(backend):
 
 
 def memory_mb():
-    """Return the proportional set size of this process and its children, in MB."""
+    """Return the memory of this process and its children, in MB: theirs, and what they share.
+
+    Not the pages of files: of a library that other programs have loaded, too, everyone's share
+    grows when one of them ends.
+    """
     total = 0
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
@@ -27,7 +31,7 @@ def memory_mb():
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has just ended, or waits to be reaped: it has no memory
         for line in text.splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                 total += int(line.split()[1])
     return total / 1024
 

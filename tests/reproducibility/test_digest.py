@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedbench.reproducibility import digest
+from fedbench.reproducibility.digest import check_state, digest
 
 
 def test_digest_is_pinned():
@@ -205,6 +206,24 @@ def test_dataclasses_enums_and_numpy_scalars():
 def test_what_has_no_digest_is_named(state, message):
     with pytest.raises(TypeError, match=message):
         digest(state)
+    with pytest.raises(TypeError, match=message):
+        check_state(state)
+
+
+class NoOperations(TorchDispatchMode):
+    """Lets no tensor be computed, copied or moved."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        raise AssertionError(f"{function} was called")
+
+
+def test_a_state_is_checked_without_touching_its_values():
+    images = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    state = {"images": [images, images.conj()], "rows": np.ones((3, 4)).T, "round": {1, 2}}
+    with NoOperations():
+        check_state(state)
+        with pytest.raises(AssertionError, match="was called"):
+            digest(state)
 
 
 NESTED = st.recursive(
