@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.report.driver import Progress
+    from fedbench.report.progress import Progress
 
 __all__ = [
     "Count",

@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedbench.cli import COMMANDS, main
+from fedbench.cli import main
+from fedbench.cli.app import COMMANDS
 from fedbench.configuration.yaml_text import dump
 from fedbench.executors import resources
 

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from fedbench.cli import COMMANDS, main
+from fedbench.cli import main
+from fedbench.cli.app import COMMANDS
 
 HEAVY = ("torch", "pandas", "numpy", "ray", "sklearn", "scipy", "mlxtend", "psutil", "tqdm")
 
@@ -33,6 +34,23 @@ def test_help_and_version_import_nothing_heavy(arguments):
     loaded = {name.partition(".")[0] for name in json.loads(done.stderr)}
     assert loaded.isdisjoint(HEAVY)
     assert done.stdout.startswith("fedbench " if "--version" in arguments else "Usage: fedbench")
+
+
+@pytest.mark.parametrize("module", ["click", "fedbench.registry", "fedbench.cli.list_command"])
+def test_an_interrupt_of_the_imports_is_one_line_and_exit_code_130(module):
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from fedbench.cli import main\n"
+        "main(['list'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.strip() == "fedbench: error: interrupted."
 
 
 def test_version_is_that_of_the_distribution():
@@ -171,11 +189,11 @@ def test_doctor_shows_what_matters():
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
 def test_output_survives_any_encoding(encoding):
     code = (
-        "from fedbench import cli; import click\n"
-        "@cli.cli.command('show')\n"
+        "from fedbench.cli import app, main; import click\n"
+        "@app.cli.command('show')\n"
         "def show(): click.echo('表 é')\n"
-        "cli.COMMANDS['show'] = cli.Command('__main__:show', '')\n"
-        "cli.main(['show'])\n"
+        "app.COMMANDS['show'] = app.Command('__main__:show', '')\n"
+        "main(['show'])\n"
     )
     env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, env=env)

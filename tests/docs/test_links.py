@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from fedbench.cli import cli
+from fedbench.cli.app import cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
