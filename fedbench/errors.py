@@ -210,7 +210,7 @@ class WorkerDiedError(ExecutorError):
 
 
 class TaskTimeoutError(ExecutorError):
-    """A task ran longer than ``timeout``; its worker was ended.
+    """A task ran longer than ``timeout``, or its worker did not come to it, and was ended.
 
     Attributes
     ----------

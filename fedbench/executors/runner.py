@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from fedbench.errors import (
     ClientTaskError,
@@ -108,6 +110,7 @@ class TaskRunner:
     ) -> None:
         self._task = task
         self._broadcast = broadcast
+        self._pid = os.getpid()
         self.partial = partial
 
     def run(self, index: int, item: Any) -> Outcome:
@@ -116,12 +119,16 @@ class TaskRunner:
         try:
             with in_client_task():
                 value = self._task(item) if broadcast is None else self._task(broadcast.value, item)
-        except KeyboardInterrupt:
-            raise
-        # Whatever else a client raises, SystemExit included, is that client's failure.
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
+            if os.getpid() != self._pid:
+                _end_fork_of_task(index, error)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            # Whatever else a client raises, SystemExit included, is that client's failure.
             explained = broadcast.explain(error) if broadcast is not None else None
             return Outcome(index, failure=Failure.of(explained or error))
+        if os.getpid() != self._pid:
+            _end_fork_of_task(index)
         try:
             if broadcast is not None:
                 violation = broadcast.violation()
@@ -133,6 +140,24 @@ class TaskRunner:
         except Exception as error:  # noqa: BLE001 - reported as the task's failure
             return Outcome(index, failure=Failure.of(error))
         return Outcome(index, value)
+
+
+def _end_fork_of_task(index: int, error: BaseException | None = None) -> NoReturn:
+    """End a process that a task forked and that left the task: it would go on as a second caller.
+
+    It ends as ``sys.exit`` asked it to, or else with a message and exit code 1.
+    """
+    if isinstance(error, SystemExit) and isinstance(error.code, (int, type(None))):
+        os._exit((error.code or 0) & 0xFF)
+    lines = [] if error is None else traceback.format_exception(error)
+    lines.append(
+        f"fedbench: a process that client task {index} forked (pid {os.getpid()}) must not leave "
+        "the task, and was ended. End it inside of the task with os._exit.\n"
+    )
+    # Not through sys.stderr, whose lock another thread may have held at the fork.
+    with contextlib.suppress(OSError):
+        os.write(2, "".join(lines).encode(errors="backslashreplace"))
+    os._exit(1)
 
 
 def fold(reducer: Reducer, value: Any) -> Any:

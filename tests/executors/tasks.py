@@ -22,6 +22,19 @@ class TwoArgumentError(Exception):
         self.left = left
 
 
+class SlowToUnpack:
+    """A task that imports something large, say."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __setstate__(self, state):
+        time.sleep(state["seconds"])
+
+    def __call__(self, item):
+        return item
+
+
 @dataclasses.dataclass
 class Order:
     client_id: int

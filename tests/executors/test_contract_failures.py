@@ -1,5 +1,7 @@
 """The contract of all executors, on every backend: failures."""
 
+import os
+import re
 import sys
 import threading
 import time
@@ -7,6 +9,7 @@ import time
 import pytest
 
 from fedbench.errors import ClientTaskError, LayoutError
+from fedbench.executors import make_executor
 
 from .tasks import Order, TwoArgumentError, fail_at_three, square
 
@@ -39,6 +42,37 @@ def test_the_help_of_the_cause_stays_with_the_cause(executor):
         executor.map(fail, [0])
     assert str(caught.value).endswith("fedbench.errors.LayoutError: another model.")
     assert caught.value.__cause__.__notes__ == [caught.value.__cause__.help]
+
+
+def leave_as_a_child(how):
+    """Fork, and leave the task in the child too; return the child's exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if how == "raise":
+        raise ValueError("in the child")
+    if how == "exit":
+        sys.exit(3)
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    return "of the child"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_task_forked_does_not_leave_the_task(executor):
+    ways = ["return", "raise", "exit", "interrupt"]
+    assert executor.map(leave_as_a_child, ways) == [1, 1, 3, 1]
+    assert executor.map(square, [3]) == [9]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_that_leaves_its_task_is_told_so(capfd):
+    with make_executor("sequential") as executor:
+        executor.map(leave_as_a_child, ["raise", "return", "exit"])
+    told = capfd.readouterr().err
+    assert told.count("ValueError: in the child") == 1
+    words = r"client task {} forked \(pid \d+\) must not leave the task, and was ended\."
+    assert [len(re.findall(words.format(index), told)) for index in range(3)] == [1, 1, 0]
 
 
 def test_imap_raises_the_failure(executor):

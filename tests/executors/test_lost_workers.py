@@ -13,11 +13,12 @@ import torch
 
 from fedbench.errors import ClientTaskError, ExecutorError, TaskTimeoutError, WorkerDiedError
 from fedbench.executors import make_executor
+from fedbench.executors.processes import maps
 from fedbench.executors.processes.control import ControlPage
 from fedbench.executors.processes.memory import Arena
 
 from .scripts import wait_until
-from .tasks import ExactSum, square
+from .tasks import ExactSum, SlowToUnpack, square
 
 ENDS = {
     "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL, "killed by SIGKILL"),
@@ -144,6 +145,84 @@ def test_a_late_task_is_ended_and_named(processes):
     with pytest.raises(TaskTimeoutError, match=r"client task 2 ran longer than"):
         executor.map(lambda item: time.sleep(600 if item == 2 else 0), range(8))
     assert executor.map(square, range(3)) == [0, 1, 4]
+
+
+@pytest.fixture
+def impatient(processes, monkeypatch):
+    """A function that opens an executor whose time-outs of half a second hold for all it does."""
+    monkeypatch.setattr(maps, "_BEGIN_S", 0.5)
+    return lambda workers: processes(workers, timeout=0.5)
+
+
+def suspend(pid):
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def test_a_worker_stopped_while_it_was_idle_is_ended_and_its_task_named(impatient):
+    executor = impatient(2)
+    pids = set(executor.map(lambda item: time.sleep(0.05) or os.getpid(), range(8)))
+    victim = max(pids)
+    suspend(victim)
+    words = rf"client task \d was not begun within 0.5 s; its worker \(pid {victim}\) was ended"
+    with pytest.raises(TaskTimeoutError, match=words):
+        executor.map(square, range(8))
+    assert not psutil.pid_exists(victim)
+    assert executor.map(square, range(8)) == [item * item for item in range(8)]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_worker_stopped_between_two_tasks_is_ended(impatient, monkeypatch, batch):
+    executor = impatient(1)
+    monkeypatch.setattr(maps.BatchSize, "batch", lambda *_: batch)
+
+    def task(item):
+        if item == 4:
+            time.sleep(0.05)  # so long that the answers so far are sent before the next task
+            ControlPage.begin = lambda *_: os.kill(os.getpid(), signal.SIGSTOP)
+        return item
+
+    done = []
+    with pytest.raises(TaskTimeoutError, match="client task 5 was not begun") as caught:
+        executor.map(task, range(12), on_result=lambda index, _: done.append(index))
+    assert caught.value.index == 5
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_a_worker_stopped_before_it_sent_its_partial_reducer_is_ended(impatient):
+    executor = impatient(1)
+
+    def on_result(index, pid):
+        if index == 7:
+            suspend(pid)
+
+    total = ExactSum()
+    with pytest.raises(TaskTimeoutError, match="folded into a partial reducer not sent within"):
+        executor.map_reduce(
+            lambda item: ((item,), os.getpid()), range(8), total, on_result=on_result
+        )
+    assert total.count == 0
+    assert executor.map(square, [3]) == [9]
+
+
+def test_a_caller_that_takes_its_time_is_no_reason_for_blame(impatient):
+    executor = impatient(2)
+    large = torch.ones(2_000_000)  # more than a socket takes: it waits for the caller too
+    results = executor.map(
+        lambda item: item[0] + 1,
+        [large.mul(item) for item in range(6)],
+        on_result=lambda index, result: time.sleep(0.8),
+    )
+    assert results == [item + 1 for item in range(6)]
+
+
+def test_what_a_worker_imports_for_a_task_has_the_time_of_a_start(impatient, monkeypatch):
+    executor = impatient(1)
+    assert executor.map(SlowToUnpack(1.5), range(3)) == [0, 1, 2]
+    monkeypatch.setattr(maps, "START_S", 0.7)
+    with pytest.raises(TaskTimeoutError, match=r"client task 0 was not begun within 0\.7 s"):
+        executor.map(SlowToUnpack(600), range(3))
+    assert executor.map(square, [3]) == [9]
 
 
 @pytest.mark.parametrize("backend", ["sequential", "threads"])

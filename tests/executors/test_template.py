@@ -364,6 +364,33 @@ def test_a_worker_that_cannot_look_ends_with_its_template(tmp_path, intraop_thre
     program.assert_no_descendants()
 
 
+STARTS_ANOTHER = """
+import subprocess, sys, time
+from fedbench.executors import make_executor
+if __name__ == "__main__":
+    with make_executor("processes", 1, intraop_threads=int(sys.argv[1])) as executor:
+        executor.map(abs, range(2))
+        def task(item):
+            subprocess.Popen(["sleep", "600"])
+            print("busy", flush=True)
+            time.sleep(600)
+        executor.map(task, range(1))
+"""
+
+
+@pytest.mark.parametrize("intraop_threads", ["1", "2"])
+def test_what_a_task_started_ends_if_template_and_caller_are_killed(tmp_path, intraop_threads):
+    program = Program(STARTS_ANOTHER, tmp_path, intraop_threads)
+    program.wait_for_line("busy")
+    assert "sleep" in [process.name() for process in program.descendants]
+    os.kill(program.process.pid, signal.SIGSTOP)  # so that it cannot clean up in between
+    (template,) = psutil.Process(program.process.pid).children()
+    template.kill()
+    os.kill(program.process.pid, signal.SIGKILL)
+    program.finish()
+    program.assert_no_descendants()
+
+
 IMPORTS_LONG = """
 import importlib, sys, time
 if "template import main" in " ".join(sys.orig_argv):
@@ -393,20 +420,6 @@ def test_killing_the_caller_ends_a_template_that_imports(tmp_path):
     program.process.kill()
     program.finish()
     program.assert_no_descendants()
-
-
-def test_a_task_that_forks_and_returns_in_the_child_answers_once(processes):
-    executor = processes(1)
-
-    def task(item):
-        child = os.fork()
-        if child:
-            _, status = os.waitpid(child, 0)
-            return item, status
-        return "of the child"
-
-    assert executor.map(task, range(3)) == [(0, 0), (1, 0), (2, 0)]
-    assert executor.map(square, range(3)) == [0, 1, 4]
 
 
 def answer_for(number, index):

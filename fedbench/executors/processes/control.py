@@ -1,7 +1,7 @@
 """What caller and worker tell each other through one page of shared memory.
 
-It answers at any time, also while the worker computes or after it died: which task runs, and
-since when; and it makes a worker skip the tasks of a map that has failed.
+It answers at any time, also while the worker computes or after it died: what it does, and since
+when; and it makes a worker skip the tasks of a map that has failed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fedbench.executors.processes.memory import PAGE, Arena, Extent
 
 __all__ = ["ControlPage"]
 
-_INDEX, _STARTED, _STOPPED, _MAP = range(4)
-_NO_TASK = -1
+_INDEX, _CHANGED, _STOPPED, _MAP = range(4)
+_NO_TASK, _PREPARING = -1, -2
 
 
 class ControlPage:
@@ -29,18 +29,24 @@ class ControlPage:
         extent = arena.allocate(PAGE) if create else Extent(0, PAGE)
         self._fields = arena.map_shared(extent).view().cast("q")
         if create:
-            self._fields[_INDEX] = _NO_TASK
             self._fields[_STOPPED] = 0
+            self.rest()
 
     def begin(self, number: int, index: int) -> None:
         """Note that the worker starts a task of map `number`."""
         # The clock is the same for all processes of the machine.
-        self._fields[_STARTED] = time.monotonic_ns()
+        self._fields[_CHANGED] = time.monotonic_ns()
         self._fields[_MAP] = number
         self._fields[_INDEX] = index
 
+    def prepare(self) -> None:
+        """Note that the worker gets ready for a map, and imports what its tasks need."""
+        self._fields[_CHANGED] = time.monotonic_ns()
+        self._fields[_INDEX] = _PREPARING
+
     def rest(self) -> None:
         """Note that the worker runs no task."""
+        self._fields[_CHANGED] = time.monotonic_ns()
         self._fields[_INDEX] = _NO_TASK
 
     def stop(self, number: int) -> None:
@@ -54,9 +60,14 @@ class ControlPage:
     def running(self, number: int) -> int | None:
         """Return the index of the task of map `number` that the worker runs, or ran last."""
         index = self._fields[_INDEX]
-        return None if index == _NO_TASK or self._fields[_MAP] != number else index
+        return None if index < 0 or self._fields[_MAP] != number else index
 
     @property
-    def running_s(self) -> float:
-        """Seconds since the running task began."""
-        return (time.monotonic_ns() - self._fields[_STARTED]) / 1e9
+    def preparing(self) -> bool:
+        """Whether the worker gets ready for a map."""
+        return self._fields[_INDEX] == _PREPARING
+
+    @property
+    def changed_at(self) -> float:
+        """When the worker began what it does, by :func:`time.monotonic`."""
+        return self._fields[_CHANGED] / 1e9

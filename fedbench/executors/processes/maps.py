@@ -36,6 +36,9 @@ _GRACE_S = 1.0
 """How long the tasks that run may go on after another has failed."""
 _POLL_S = 0.2
 """How often time-outs are looked at, at least."""
+_BEGIN_S = 5.0
+"""How long a worker has for what is not a task even if the time-out is shorter: on a busy machine
+it may not get a core at once."""
 _PATIENT_S = 60.0
 _MAX_IDLE_DEATHS = 3
 """Workers that may die in one map without running anything, per worker."""
@@ -81,7 +84,7 @@ class Maps:
         self._number = 0
         self._task: tuple[int, Parcel, list[memoryview]] = (0, Parcel(), [])
         self._map: tuple[tuple[Any, ...], list[memoryview]] = ((), [])
-        self._folding = False
+        self._folding = self._collecting = False
         self._ready: list[Outcome] = []
         self._collected: list[Any] = []
         self._idle_deaths = 0
@@ -109,6 +112,7 @@ class Maps:
         self._number += 1
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
+        self._collecting = False
         with sending("the task"):
             self._prepare_task(*downlink.pack(job.task))
         broadcast = reducer = None
@@ -182,6 +186,8 @@ class Maps:
                 worker.task_number = task_number
                 worker.send((Kind.TASK, task), task_buffers)
             worker.send(*self._map)
+        if not worker.outstanding:
+            worker.active_at = time.monotonic()
         entries: list[tuple[int, Parcel]] = []
         buffers: list[memoryview] = []
         for ticket in tickets:
@@ -238,9 +244,12 @@ class Maps:
         """Return what the workers folded since the last call."""
         waiting = [worker for worker in self.crew.workers if worker.folded]
         for worker in waiting:
+            worker.active_at = time.monotonic()
             worker.send((Kind.COLLECT, self._number))
+        self._collecting = True
         while any(worker.folded and not worker.gone for worker in waiting) and not self._ready:
             self._receive(self._poll_s())
+        self._collecting = False
         collected, self._collected = self._collected, []
         return collected
 
@@ -322,12 +331,20 @@ class Maps:
     # -- losses ---------------------------------------------------------------------------------
 
     def _check_time(self, worker: WorkerHandle, timeout: float) -> None:
+        """End a worker that takes too long for the task that it runs, or to come to its next."""
         running = worker.control.running(self._number)
         ticket = worker.outstanding.get(running) if running is not None else None
-        if ticket is None or worker.control.running_s <= timeout:
-            return
-        error = late_error(ticket, worker, timeout)
-        self._drop(worker, ticket, error)
+        limit, what = timeout, "ran longer than the timeout of"
+        if ticket is None:
+            if worker.outstanding:
+                ticket, what = next(iter(worker.outstanding.values())), "was not begun within"
+            elif self._collecting and worker.folded:
+                ticket, what = worker.folded[0], "was folded into a partial reducer not sent within"
+            else:
+                return
+            limit = max(timeout, START_S if worker.control.preparing else _BEGIN_S)
+        if worker.stands_still_s > limit:
+            self._drop(worker, ticket, late_error(ticket, worker, f"{what} {limit:g} s"))
 
     def _lose(self, worker: WorkerHandle) -> None:
         """Deal with a worker that ended by itself."""

@@ -52,6 +52,8 @@ class WorkerHandle:
         self.num_done = 0
         self.ready = False
         """Whether it has said that it can work."""
+        self.active_at = 0.0
+        """When something last came from the worker, or it got work while it had none."""
         self.polled_for = select.POLLIN
         with contextlib.ExitStack() as undo:
             try:
@@ -68,7 +70,7 @@ class WorkerHandle:
         self.control = ControlPage(self._up, create=True)
         with theirs:
             self._process = launcher.start_worker((theirs.fileno(), down.fd, self._up.fd))
-        self.began = time.monotonic()
+        self.began = self.active_at = time.monotonic()
         ours.setblocking(False)
         self._socket = ours
         self.pid = self._process.pid
@@ -98,6 +100,11 @@ class WorkerHandle:
     def send(self, head: tuple[Any, ...], buffers: list[memoryview] | None = None) -> None:
         """Send a message, now or as soon as the worker reads."""
         self.outbox.send(frame(head, buffers or []))
+
+    @property
+    def stands_still_s(self) -> float:
+        """Seconds since the worker last did something that the caller could see."""
+        return time.monotonic() - max(self.active_at, self.control.changed_at)
 
     def end(self, wait_s: float = 0.0) -> int | None:
         """End the worker and everything that its tasks started; return its exit code, if known.
@@ -195,6 +202,7 @@ class Crew:
         messages = []
         for fd, events in self._poller.poll(timeout_s * 1000):
             worker = self._by_fd[fd]
+            worker.active_at = time.monotonic()
             if events & select.POLLOUT:
                 worker.outbox.flush()
             if events & ~select.POLLOUT:

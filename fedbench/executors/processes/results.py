@@ -57,11 +57,10 @@ def open_answers(
             yield Outcome(index, value) if ok else Outcome(index, failure=value)
 
 
-def late_error(ticket: Ticket, worker: WorkerHandle, timeout: float) -> TaskTimeoutError:
-    """Return the error for a task whose worker was ended because it ran too long."""
+def late_error(ticket: Ticket, worker: WorkerHandle, what: str) -> TaskTimeoutError:
+    """Return the error for a task whose worker was ended because of `what` it was late with."""
     return TaskTimeoutError(
-        f"{name_task(ticket.index, ticket.item)} ran longer than the timeout of {timeout:g} s; "
-        f"its worker (pid {worker.pid}) was ended.",
+        f"{name_task(ticket.index, ticket.item)} {what}; its worker (pid {worker.pid}) was ended.",
         index=ticket.index,
         item=client_of(ticket.item),
     )

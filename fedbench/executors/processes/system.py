@@ -6,12 +6,14 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 from pathlib import Path
 
 __all__ = [
     "above_standard_streams",
     "die_with_parent",
+    "end_group_with",
     "kill_group",
     "outlive_parent",
     "start_time",
@@ -47,6 +49,23 @@ def die_with_parent(parent_pid: int) -> None:
     _set_death_signal(signal.SIGKILL)
     if os.getppid() != parent_pid:  # ended before
         os._exit(1)
+
+
+def end_group_with(fd: int) -> None:
+    """Have this process's group killed as soon as nobody can write to a pipe any more.
+
+    The system does it: no process need be left, and none need look. `fd` is the pipe's other end,
+    of which each group opens one of its own.
+    """
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
+    os.close(fd)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgid(0))
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(own, 0)
+    if poller.poll(0):  # it was too late for news
+        kill_group(os.getpid())
 
 
 def outlive_parent() -> None:

@@ -101,6 +101,8 @@ class Template:
         self._intraop_threads = intraop_threads
         self._forks = forks
         self._workers: set[int] = set()
+        # Who writes to it is this process alone, so it hangs up whatever ends this process.
+        self._lifeline, self._held = os.pipe()
         # The end of a child wakes the poll.
         self._awake, self._wake = socket.socketpair()
         self._awake.setblocking(False)
@@ -169,13 +171,15 @@ class Template:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for own in (self._channel, self._awake, self._wake):
             own.close()
+        os.close(self._held)
         _reseed()
         from fedbench.executors.processes.worker import main as work
 
         channel, down, up = fds
-        work(channel, down, up, parent_pid, self._intraop_threads)
+        work(channel, down, up, self._lifeline, parent_pid, self._intraop_threads)
 
     def _spawn(self, fds: list[int]) -> int:
+        fds = [*fds, self._lifeline]
         for fd in fds:
             os.set_inheritable(fd, True)
         numbers = (*fds, os.getpid(), self._intraop_threads)

@@ -33,7 +33,7 @@ from fedbench.executors.processes.protocol import (
     split_among,
 )
 from fedbench.executors.processes.slots import SLOT_THRESHOLD, SlotWriter
-from fedbench.executors.processes.system import die_with_parent, kill_group
+from fedbench.executors.processes.system import die_with_parent, end_group_with, kill_group
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure, Outcome, TaskRunner
 
@@ -46,7 +46,14 @@ _down: Arena
 _residents: dict[int, Resident[Any]] = {}
 
 
-def main(socket_fd: int, down_fd: int, up_fd: int, parent_pid: int, intraop_threads: int) -> None:
+def main(
+    socket_fd: int,
+    down_fd: int,
+    up_fd: int,
+    lifeline_fd: int,
+    parent_pid: int,
+    intraop_threads: int,
+) -> None:
     """Serve the caller until it says EXIT or is gone.
 
     Parameters
@@ -54,13 +61,17 @@ def main(socket_fd: int, down_fd: int, up_fd: int, parent_pid: int, intraop_thre
     socket_fd, down_fd, up_fd : int
         Descriptors of the message socket, of the arena that the caller fills (broadcast and
         resident constants) and of the one that this worker fills (results).
+    lifeline_fd : int
+        Descriptor of a pipe that hangs up when the template ends.
     parent_pid : int
         Process id of the template, which ends when the caller does.
     intraop_threads : int
         Torch's threads inside one task.
     """
     global _down
+    # Both: a task may have this process leave its group, and start others in it.
     die_with_parent(parent_pid)
+    end_group_with(lifeline_fd)
     # A Ctrl-C is for the caller, which decides what becomes of the tasks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
@@ -136,7 +147,6 @@ class Worker:
     def __init__(self, channel: socket.socket, arena: Arena, intraop_threads: int) -> None:
         self._channel = channel
         self._intraop_threads = intraop_threads
-        self._pid = os.getpid()
         self._slots = SlotWriter(arena)
         self._control = ControlPage(arena)
         self._view = BroadcastView(_down)
@@ -169,10 +179,12 @@ class Worker:
             del head, content, blob  # nothing of a message is kept while waiting
 
     def _take_task(self, blob: memoryview, parcel: Parcel) -> None:
+        self._control.prepare()
         try:
             self._task = open_parcel(parcel, split(blob, parcel.sizes))
         except BaseException as error:  # noqa: BLE001 - the failure of every task that calls it
             self._task = _Broken(error)
+        self._control.rest()
 
     def _begin(
         self,
@@ -184,6 +196,7 @@ class Worker:
         reducer: Parcel | None,
     ) -> None:
         """Get ready for a map."""
+        self._control.prepare()
         self._runner = TaskRunner(_no_task)
         self._reducer = self._error = None
         sys.path[:] = path
@@ -204,6 +217,7 @@ class Worker:
             self._runner = TaskRunner(self._task, guarded, partial)
         except BaseException as error:  # noqa: BLE001 - the failure of every task of the map
             self._error = error
+        self._control.rest()
 
     def _run_tasks(
         self, blob: memoryview, number: int, entries: list[tuple[int, Parcel]], freed: list[int]
@@ -216,10 +230,7 @@ class Worker:
                 answer.skip(index)
                 continue
             self._control.begin(number, index)
-            outcome = self._run_task(index, parcel, buffers)
-            if os.getpid() != self._pid:  # the task forked and came back twice
-                os._exit(0 if outcome.failure is None else 1)
-            answer.add(outcome)
+            answer.add(self._run_task(index, parcel, buffers))
             if answer.is_due():
                 self._send(*answer.take())
         if answer:
