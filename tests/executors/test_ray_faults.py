@@ -10,6 +10,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from fedbench.executors import Resident, make_executor
 
 pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
+from fedbench.executors.ray import executor as ray_executor
 from fedbench.executors.ray.board import Board
 
 from .scripts import wait_until
@@ -209,6 +211,40 @@ def test_a_late_task_is_named_and_its_worker_ended(ray_cluster):
         assert caught.value.index == 3
         wait_until(lambda: not all(os.path.exists(f"/proc/{pid}") for pid in set(pids)))
         assert executor.map(square, range(4)) == [0, 1, 4, 9]
+
+
+def suspend(pid):
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def test_a_worker_stopped_while_it_was_idle_is_ended_and_its_task_named(ray_cluster, monkeypatch):
+    monkeypatch.setattr(ray_executor, "_BEGIN_S", 2.0)
+    with make_executor("ray", 1, timeout=1.0) as executor:
+        (pid,) = executor.map(lambda item: os.getpid(), [0])
+        suspend(pid)
+        with pytest.raises(TaskTimeoutError, match=r"client task 0 was not begun within 2 s"):
+            executor.map(square, range(4))
+        monkeypatch.undo()
+        wait_until(lambda: not psutil.pid_exists(pid))
+        assert executor.map(square, range(4)) == [0, 1, 4, 9]
+
+
+def test_a_worker_stopped_before_it_sent_its_partial_reducer_is_ended(ray_cluster, monkeypatch):
+    monkeypatch.setattr(ray_executor, "_BEGIN_S", 2.0)
+
+    def on_result(index, pid):
+        if index == 7:
+            suspend(pid)
+
+    with make_executor("ray", 1, timeout=1.0) as executor:
+        total = Total()
+        with pytest.raises(TaskTimeoutError, match="folded into a partial reducer not sent within"):
+            executor.map_reduce(
+                lambda item: ((item,), os.getpid()), range(8), total, on_result=on_result
+            )
+        assert total.count == 0
+        assert executor.map(square, [3]) == [9]
 
 
 def test_time_spent_in_the_caller_is_not_the_tasks(ray_cluster):

@@ -26,7 +26,7 @@ class Board:
 
     _FIELDS = struct.Struct("<16sqqq")
     _INDEX, _STARTED, _STOPPED = 2, 3, 4
-    _NO_TASK = -1
+    _NO_TASK, _PREPARING = -1, -2
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, self._FIELDS.size)
@@ -62,6 +62,10 @@ class Board:
         self._fields[self._STARTED] = time.monotonic_ns()
         self._fields[self._INDEX] = index
 
+    def prepare(self) -> None:
+        """Note that the worker gets ready for a map; it does until its first task begins."""
+        self._fields[self._INDEX] = self._PREPARING
+
     def rest(self) -> None:
         """Note that the worker has begun no task since."""
         self._fields[self._INDEX] = self._NO_TASK
@@ -76,8 +80,13 @@ class Board:
 
     @property
     def running(self) -> int:
-        """Index of the task that the worker runs or ran last, -1 before the first."""
+        """Index of the task that the worker runs or ran last, negative before the first."""
         return self._fields[self._INDEX]
+
+    @property
+    def preparing(self) -> bool:
+        """Whether the worker has heard of a map and begun no task of it."""
+        return self._fields[self._INDEX] == self._PREPARING
 
     @property
     def running_s(self) -> float:

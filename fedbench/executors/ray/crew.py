@@ -178,13 +178,28 @@ class Worker:
 
         Without a board it is the time since the answer before was handled here, which is less.
         """
-        if self.board is None:
-            return time.monotonic() - self._head_since
-        return self.board.running_s
+        return self.head_s() if self.board is None else self.board.running_s
 
-    def has_answered(self, ticket: Ticket) -> bool:
-        """Return whether the result of a task is here and only waits to be handled."""
-        references = [call.reference for call in self.calls if ticket in call.tickets]
+    def expected_ticket(self) -> Ticket | None:
+        """Return the task that the first call is about, or the calls behind it wait for."""
+        if not self.calls:
+            return None
+        waiting = self.folded if self.calls[0].kind is Kind.COLLECT else self.outstanding()
+        return next(iter(waiting), None)
+
+    def head_s(self) -> float:
+        """Return for how many seconds the first call has been the first."""
+        return time.monotonic() - self._head_since
+
+    def head_limit_s(self, begin_s: float) -> float:
+        """Return how long the first call may take: `begin_s` unless it imports what tasks need."""
+        imports = self.calls and self.calls[0].kind is Kind.BEGIN
+        known = self.board is None or self.board.preparing
+        return _START_S if imports and known else begin_s
+
+    def has_answered(self) -> bool:
+        """Return whether an answer is here and only waits to be handled."""
+        references = [call.reference for call in self.calls]
         return bool(ray.wait(references, timeout=0)[0])
 
     def close_board_fd(self) -> None:

@@ -31,6 +31,8 @@ _GRACE_S = 1.0
 _POLL_S = 0.2
 """How often time-outs are looked at, at least."""
 _PATIENT_S = 5.0
+_BEGIN_S = 30.0
+"""How long a worker has for what is not a task even if the time-out is shorter: Ray moves data."""
 _BATCH_S = 0.004
 """Work in a call: several times what the call costs."""
 _LONG_S = 1.0
@@ -331,16 +333,23 @@ class RayExecutor(Executor):
     # -- losses ---------------------------------------------------------------------------------
 
     def _check_time(self, worker: Worker, timeout: float) -> None:
-        running = worker.running_ticket()
-        if running is None or worker.running_s() <= timeout or worker.has_answered(running):
+        """End a worker that takes too long for the task that it runs, or to come to its next."""
+        ticket, seconds = worker.running_ticket(), worker.running_s()
+        limit, what = timeout, "ran longer than the timeout of"
+        if ticket is None:
+            ticket, seconds = worker.expected_ticket(), worker.head_s()
+            limit, what = max(timeout, worker.head_limit_s(_BEGIN_S)), "was not begun within"
+            if ticket is not None and ticket in worker.folded:
+                what = "was folded into a partial reducer not sent within"
+        if ticket is None or seconds <= limit or worker.has_answered():
             return
         error = TaskTimeoutError(
-            f"{name_task(running.index, running.item)} ran longer than the timeout of {timeout:g} "
-            f"s on backend {self.backend!r}; its worker ({worker.place}) was ended.",
-            index=running.index,
-            item=client_of(running.item),
+            f"{name_task(ticket.index, ticket.item)} {what} {limit:g} s on backend "
+            f"{self.backend!r}; its worker ({worker.place}) was ended.",
+            index=ticket.index,
+            item=client_of(ticket.item),
         )
-        self._drop(worker, running, error)
+        self._drop(worker, ticket, error)
 
     def _lose(self, worker: Worker, error: Exception, *, ending: bool) -> None:
         """Deal with a worker that ended by itself."""

@@ -99,6 +99,8 @@ class RayWorker:
         forgotten : list of int
             Keys of constants that are gone.
         """
+        if self._board is not None:
+            self._board.prepare()
         self._runner = TaskRunner(_no_task)
         self._reducer = self._error = None
         for key in forgotten:
