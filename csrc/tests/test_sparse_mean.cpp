@@ -37,7 +37,8 @@ T draw(std::mt19937_64& random, int kind) {
 
 template <class T, class Index>
 void check(std::size_t size, std::size_t clients, bool shuffled, int kind,
-           const std::vector<double>& weights, std::mt19937_64& random) {
+           const std::vector<double>& weights, std::mt19937_64& random, unsigned one_in = 5,
+           std::size_t misalignment = 1) {
     constexpr DType dtype = sizeof(T) == 4 ? DType::float32 : DType::float64;
     std::vector<std::vector<T>> dense(clients, std::vector<T>(size, T(0)));
     std::vector<GuardedBuffer<Index>> indices;
@@ -45,7 +46,7 @@ void check(std::size_t size, std::size_t clients, bool shuffled, int kind,
     for (std::size_t k = 0; k < clients; ++k) {
         std::vector<Index> listed;
         for (std::size_t i = 0; i < size; ++i)
-            if (random() % 5 == 0) listed.push_back(static_cast<Index>(i));
+            if (random() % one_in == 0) listed.push_back(static_cast<Index>(i));
         if (shuffled) std::shuffle(listed.begin(), listed.end(), random);
         indices.emplace_back(listed.size(), k % 3);
         values.emplace_back(listed.size(), (k + 1) % 3);
@@ -66,7 +67,7 @@ void check(std::size_t size, std::size_t clients, bool shuffled, int kind,
     std::vector<T> expected(size);
     const MeanSegment segment{dense_rows.data(), size, dtype, expected.data(), dtype};
     mean(plan, {&segment, 1});
-    GuardedBuffer<T> out(size, 1);
+    GuardedBuffer<T> out(size, misalignment);
     const SparseOutcome outcome = sparse_mean(plan, rows, size, dtype, out.address());
     CHECK_EQUAL(outcome.bad_row, rows.size());
     CHECK(outcome.finite);
@@ -92,6 +93,46 @@ TEST(the_bits_of_the_dense_mean) {
                 }
             }
         }
+    }
+}
+
+TEST(tiles_with_more_pairs_than_coordinates) {
+    std::mt19937_64 random(5);
+    for (const unsigned one_in : {1U, 2U}) {
+        for (int kind = 0; kind < 3; ++kind) {
+            trying("one in", one_in, "kind", kind);
+            check<float, std::int32_t>(9000, 4, one_in == 2, kind, {3, 1, 5, 700}, random, one_in);
+        }
+    }
+}
+
+TEST(one_wide_tile_among_narrow_ones) {
+    // The sums of the second of three tiles are not exact in double.
+    const std::size_t size = 3 * kSparseTile - 5;
+    std::vector<std::int32_t> indices(size);
+    std::vector<float> a(size), b(size), expected(size), out(size);
+    std::mt19937_64 random(6);
+    for (std::size_t i = 0; i < size; ++i) {
+        indices[i] = static_cast<std::int32_t>(i);
+        a[i] = draw<float>(random, 0);
+        b[i] = draw<float>(random, 0) * (i / kSparseTile == 1 && i % 7 == 0 ? 1e-20F : 1.0F);
+    }
+    const WeightPlan plan = plan_weights(std::vector<double>{3, 4}, std::nullopt);
+    const void* dense[2] = {a.data(), b.data()};
+    const MeanSegment segment{dense, size, DType::float32, expected.data(), DType::float32};
+    mean(plan, {&segment, 1});
+    const SparseRow rows[2] = {{indices.data(), false, a.data(), size},
+                               {indices.data(), false, b.data(), size}};
+    sparse_mean(plan, rows, size, DType::float32, out.data());
+    CHECK(std::memcmp(out.data(), expected.data(), size * sizeof(float)) == 0);
+}
+
+TEST(results_that_are_written_past_the_caches) {
+    std::mt19937_64 random(7);
+    const std::size_t size = kStreamBytes / sizeof(float) + 1031;
+    for (const std::size_t misalignment : {0UL, 4UL}) {
+        trying("misalignment", misalignment);
+        check<float, std::int64_t>(size, 2, false, 0, {3, 4}, random, 50, misalignment);
     }
 }
 

@@ -147,7 +147,7 @@ def sparse_mean(
 
     Notes
     -----
-    Time: proportional to ``size`` plus the number of pairs. Memory: the result and 64 KiB per
+    Time: proportional to ``size`` plus the number of pairs. Memory: the result and 90 KiB per
     thread, and one copy of the pairs of clients whose indices jump back by more than 4096.
     float64 values are added in exact integers where several clients meet, more slowly.
     Determinism: as for :func:`mean`.

@@ -62,6 +62,7 @@
 #include "fedbench/dtype.hpp"
 #include "fedbench/exact.hpp"
 #include "fedbench/isa.hpp"
+#include "fedbench/memory.hpp"
 #include "fedbench/parallel.hpp"
 #include "fedbench/simd.hpp"
 #include "fedbench/weights.hpp"
@@ -74,9 +75,6 @@ inline constexpr std::size_t kMeanTile = 2048;
 
 // Threads take multiples of this many coordinates.
 inline constexpr std::size_t kMeanGrain = 4 * kMeanTile;
-
-// Results of at least this size are written past the caches.
-inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
 
 // The coordinates of a tile that a filter could not prove.
 struct Unproved {

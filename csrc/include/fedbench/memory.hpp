@@ -13,6 +13,9 @@
 
 namespace fedbench {
 
+// Results of at least this size are written past the caches, which would not hold them.
+inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
+
 class BufferPool {
   public:
     static constexpr std::size_t kHugePage = std::size_t{1} << 21;

@@ -10,6 +10,9 @@
 // then once. Elsewhere s -+ (2 E + 2^-48 |s|), divided by the nearest double to the divisor, are
 // true bounds of the quotient with room for the three roundings; where both round alike the result
 // is proved, and what remains is summed in integers.
+//
+// Tiles of float32 values with integer weights, whose products are exact, are first tried as if all
+// E were zero; one in which some is not is done again in the way above.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +31,13 @@
 #include "fedbench/dtype.hpp"
 #include "fedbench/exact.hpp"
 #include "fedbench/isa.hpp"
+#include "fedbench/memory.hpp"
 #include "fedbench/parallel.hpp"
 #include "fedbench/weights.hpp"
+
+#if FEDBENCH_X86
+#include <immintrin.h>
+#endif
 
 namespace fedbench {
 
@@ -119,9 +127,11 @@ std::size_t group_by_tile(TiledRow& tiled, std::size_t size, std::size_t item) {
 }
 
 struct SparseTile {
-    std::array<double, kSparseTile> sum;
+    alignas(64) std::array<double, kSparseTile> sum;  // zero between tiles, like `result`
     std::array<double, kSparseTile> error;
     std::array<std::uint64_t, kSparseTile / 64> touched;
+    alignas(64) std::array<float, kSparseTile> result;
+    std::array<std::uint16_t, kSparseTile> listed;
 };
 
 template <class Index, class Value>
@@ -233,6 +243,103 @@ inline void scatter_row(const TiledRow& tiled, std::size_t tile_index, DType dty
         scatter<std::int32_t, void>(tiled, tile_index, dtype, exact_products, tile);
 }
 
+// Adds one client's float32 pairs of the tile as if all sums were exact, and lists their places
+// from `count` on. Returns zero if they were.
+template <class Index>
+std::uint64_t add_pairs(const TiledRow& tiled, std::size_t tile_index, SparseTile& tile,
+                        std::size_t& count) noexcept {
+    const std::size_t base = tile_index * kSparseTile;
+    const double weight = tiled.weight;
+    const std::size_t end = tiled.starts[tile_index + 1];
+    std::uint64_t errors = 0;
+    for (std::size_t i = tiled.starts[tile_index]; i < end; ++i) {
+        const auto at =
+            static_cast<std::size_t>(load_unaligned<Index>(tiled.row.indices, i)) - base;
+        const double product =
+            weight * static_cast<double>(load_unaligned<float>(tiled.row.values, i));
+        const double old = tile.sum[at];
+        const double sum = old + product;
+        const double z = sum - old;
+        errors |= std::bit_cast<std::uint64_t>((old - (sum - z)) + (product - z));
+        tile.sum[at] = sum;
+        tile.listed[count++ % kSparseTile] = static_cast<std::uint16_t>(at);
+    }
+    return errors << 1;  // an error of -0 is none
+}
+
+// Fetches the pairs of a tile ahead: each client's are too few for the hardware to follow.
+inline void prefetch_pairs(const TiledRow& tiled, std::size_t tile_index) noexcept {
+    const std::size_t begin = tiled.starts[tile_index];
+    const std::size_t end = tiled.starts[tile_index + 1];
+    const std::size_t item = tiled.row.wide_indices ? 8 : 4;
+    const auto* indices = static_cast<const std::byte*>(tiled.row.indices);
+    const auto* values = static_cast<const std::byte*>(tiled.row.values);
+    for (std::size_t at = begin * item; at < end * item; at += 64) __builtin_prefetch(indices + at);
+    for (std::size_t at = begin * 4; at < end * 4; at += 64) __builtin_prefetch(values + at);
+}
+
+// Moves `size` results of the tile to `out` and leaves zeros. `stream`: past the caches.
+inline void move_results(SparseTile& tile, std::byte* out, std::size_t size, bool stream) noexcept {
+    std::size_t i = 0;
+#if FEDBENCH_X86
+    if (stream) {
+        for (; i + 16 <= size; i += 16) {
+            for (std::size_t part = i; part < i + 16; part += 4) {
+                _mm_stream_ps(reinterpret_cast<float*>(out) + part,
+                              _mm_load_ps(&tile.result[part]));
+                _mm_store_ps(&tile.result[part], _mm_setzero_ps());
+            }
+        }
+    }
+#endif
+    std::memcpy(out + i * sizeof(float), tile.result.data() + i, (size - i) * sizeof(float));
+    std::memset(tile.result.data() + i, 0, (size - i) * sizeof(float));
+}
+
+// One tile by the short way. Returns false, with nothing written, if it is not enough.
+inline bool exact_tile(const std::vector<TiledRow>& rows, std::size_t tile_index, std::size_t size,
+                       const WeightPlan& plan, std::byte* out, bool stream,
+                       SparseTile& tile) noexcept {
+    std::size_t count = 0;
+    std::uint64_t errors = 0;
+    for (const TiledRow& tiled : rows) {
+        if (tile_index + 2 < tiled.starts.size()) prefetch_pairs(tiled, tile_index + 1);
+        errors |= tiled.row.wide_indices ? add_pairs<std::int64_t>(tiled, tile_index, tile, count)
+                                         : add_pairs<std::int32_t>(tiled, tile_index, tile, count);
+    }
+    if (count > kSparseTile) {
+        count = kSparseTile;
+        for (std::size_t at = 0; at < count; ++at) tile.listed[at] = static_cast<std::uint16_t>(at);
+    }
+    if (errors != 0) {
+        for (std::size_t j = 0; j < count; ++j) tile.sum[tile.listed[j]] = 0;
+        return false;
+    }
+    bool proved = true;
+    const double reciprocal = 1.0 / plan.scaled_divisor;
+    constexpr std::uint64_t least = std::bit_cast<std::uint64_t>(0x1p-120) << 1;
+    for (std::size_t j = 0; j < count; ++j) {
+        const std::size_t at = tile.listed[j];
+        const double quotient = tile.sum[at] * reciprocal;
+        tile.result[at] = static_cast<float>(quotient);
+        // Within three last places of the true quotient, and so on the same side of the middle
+        // between two floats unless as near to that.
+        const auto plain = std::bit_cast<std::uint64_t>(quotient);
+        if ((plain & 0x1fffffffU) - 0x0ffffffcU <= 8 || (plain << 1) - 1 < least) {
+            std::uint64_t bits = 0;
+            proved &= round_filtered(tile.sum[at], 0, plan, DType::float32, bits);
+            tile.result[at] = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+        }
+    }
+    for (std::size_t j = 0; j < count; ++j) tile.sum[tile.listed[j]] = 0;
+    if (!proved) {
+        tile.result.fill(0);
+        return false;
+    }
+    move_results(tile, out, size, stream);
+    return true;
+}
+
 // One tile of the result. Returns whether all values were finite.
 inline bool sparse_mean_tile(const std::vector<TiledRow>& rows, std::size_t tile_index,
                              std::size_t size, const WeightPlan& plan, DType dtype, void* out,
@@ -255,6 +362,7 @@ inline bool sparse_mean_tile(const std::vector<TiledRow>& rows, std::size_t tile
                                          plan, dtype, finite);
             }
             exact::store_bits(dtype, out, base + at, bits);
+            tile.sum[at] = 0;
         }
     }
     return finite;
@@ -295,11 +403,23 @@ inline SparseOutcome sparse_mean(const WeightPlan& plan, std::span<const SparseR
     std::atomic<bool> finite = true;
     const std::size_t tiles = (size + kSparseTile - 1) / kSparseTile;
     const std::size_t traffic = size * item + pairs * (8 + item);
+    const bool exact = plan.integers && dtype == DType::float32;
+    const bool stream = reinterpret_cast<std::size_t>(out) % 64 == 0 && size * item >= kStreamBytes;
     parallel_for(tiles, 4, traffic, [&](std::size_t begin, std::size_t end) {
         const auto tile = std::make_unique<detail::SparseTile>();
-        for (std::size_t t = begin; t < end; ++t)
+        for (std::size_t t = begin; t < end; ++t) {
+            const std::size_t at = t * kSparseTile;
+            const std::size_t count = std::min(kSparseTile, size - at);
+            if (exact &&
+                detail::exact_tile(tiled, t, count, plan, static_cast<std::byte*>(out) + at * item,
+                                   stream, *tile))
+                continue;
             if (!detail::sparse_mean_tile(tiled, t, size, plan, dtype, out, *tile))
                 finite.store(false, std::memory_order_relaxed);
+        }
+#if FEDBENCH_X86
+        _mm_sfence();  // streamed results are visible to whoever reads them next
+#endif
     });
     return {finite.load(), rows.size(), 0};
 }
