@@ -5,11 +5,16 @@ import signal
 import time
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
 from fedbench.executors import EXECUTORS, make_executor
 from tests.xdist_groups import group, pytest_xdist_make_scheduler  # noqa: F401  (a hook)
+
+# Another program may run for a while whenever an example is timed.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A job that a script starts in the background ignores Ctrl-C, and so would every program that

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fedbench.report.comparison import load_timings as load_timings
     from fedbench.report.comparison import render_comparison as render_comparison
     from fedbench.report.comparison import to_comparison_frame as to_comparison_frame
-    from fedbench.report.driver import Progress as Progress
     from fedbench.report.driver import measure as measure
     from fedbench.report.frames import to_frame as to_frame
     from fedbench.report.output import check_writable as check_writable
     from fedbench.report.output import write_atomically as write_atomically
+    from fedbench.report.progress import Progress as Progress
     from fedbench.report.records import Configuration as Configuration
     from fedbench.report.records import Measurement as Measurement
     from fedbench.report.records import Report as Report
@@ -57,7 +57,7 @@ _EXPORTS = {
     "Column": "columns",
     "Configuration": "records",
     "Measurement": "records",
-    "Progress": "driver",
+    "Progress": "progress",
     "Report": "records",
     "Sample": "records",
     "Settings": "settings",

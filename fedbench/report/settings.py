@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,36 +25,40 @@ class Preset:
 
     Parameters
     ----------
-    workloads : tuple of str
-        Registry names.
-    rounds : int
-        Timed rounds.
+    rounds : mapping of str to int
+        Timed rounds by the registry name of the workload.
     summary : str
         One line for the help text.
     intraop_row : bool
         See :class:`Settings`.
     """
 
-    workloads: tuple[str, ...]
-    rounds: int
+    rounds: Mapping[str, int]
     summary: str
     intraop_row: bool = True
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """The registry names."""
+        return tuple(self.rounds)
 
 
 _VECTORIZED_ROWS = (f"{BASELINE_BACKEND}{VECTORIZED}", f"processes{VECTORIZED}")
 
+# Cheap rounds are short, and so say less each.
 PRESETS = {
     "smoke": Preset(
-        ("digits-logreg",),
-        6,
+        {"digits-logreg": 6},
         "one small workload, seconds: does everything run?",
         intraop_row=False,
     ),
     "default": Preset(
-        ("digits-logreg", "digits-mlp", "mnist5k-cnn"), 7, "the real-data workloads, minutes"
+        {"digits-logreg": 40, "digits-mlp": 24, "mnist5k-cnn": 8},
+        "the real-data workloads, minutes",
     ),
     "full": Preset(
-        ("digits-logreg", "digits-mlp", "mnist5k-cnn"), 25, "the same with narrow intervals"
+        {"digits-logreg": 120, "digits-mlp": 72, "mnist5k-cnn": 24},
+        "the same with narrow intervals",
     ),
 }
 """Name to preset."""
@@ -89,8 +93,9 @@ class Settings:
         Registry names, or ``module:Class`` of your own; empty takes each workload's own.
     workers : tuple of int
         Worker counts of every backend but `sequential`, which has one.
-    rounds : int or None
-        Timed rounds, at least 1. None goes on until every speedup is known to 5 %, or
+    rounds : int, mapping of str to int, or None
+        Timed rounds, at least 1; a mapping says how many by workload, and one that it does not
+        name has the fewest of those. None goes on until every speedup is known to 5 %, or
         `budget_s` has passed; runs then differ in their number of rounds, and so in their digests.
     warmup : int
         Rounds before them, at least 1: the first one pays for what is done once.
@@ -121,7 +126,9 @@ class Settings:
     backends: tuple[str, ...] = field(default_factory=EXECUTORS.names)
     algorithms: tuple[str, ...] = ()
     workers: tuple[int, ...] = field(default_factory=default_worker_counts)
-    rounds: int | None = PRESETS["default"].rounds
+    rounds: int | Mapping[str, int] | None = field(
+        default_factory=lambda: dict(PRESETS["default"].rounds)
+    )
     warmup: int = 1
     seed: int = 0
     reproducibility: str = "L1"
@@ -144,13 +151,23 @@ class Settings:
             raise ValueError("workers must name at least one worker count, got none. Use (2,).")
         for count in self.workers:
             _check_count("workers", count, 1)
-        if self.rounds is not None:
+        if isinstance(self.rounds, Mapping):
+            _check_names("rounds", tuple(self.rounds), WORKLOADS)
+            for name, count in self.rounds.items():
+                _check_count(f"rounds of {name!r}", count, 1)
+        elif self.rounds is not None:
             _check_count("rounds", self.rounds, 1)
         _check_count("warmup", self.warmup, 1)
         _check_count("seed", self.seed, 0)
         check_seconds("timeout", self.timeout_s, "600")
         check_seconds("budget", self.budget_s, "60")
         check_level(self.reproducibility)
+
+    def rounds_of(self, workload: str) -> int | None:
+        """Return how many timed rounds `workload` has, None if that is open."""
+        if isinstance(self.rounds, Mapping):
+            return self.rounds.get(workload, min(self.rounds.values()))
+        return self.rounds
 
     def configurations(
         self, workload: str, algorithm: str, *, vectorizes: bool = False

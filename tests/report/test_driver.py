@@ -100,6 +100,61 @@ def test_rounds_are_interleaved_with_a_rotating_order(race):
     assert names == [*(a, b, c), *(a, b, c), *(b, c, a), *(c, a, b)]
 
 
+LAPS = dataclasses.replace(
+    SETTINGS,
+    workloads=("digits-logreg", "digits-mlp"),
+    backends=("sequential",),
+    rounds={"digits-logreg": 20, "digits-mlp": 3},
+)
+
+
+def test_workloads_take_turns_in_laps(race):
+    seen = []
+    report, _, log = race(LAPS, seen.append)
+    assert [len(entry.rounds) for entry in report.measurements] == [20, 3]
+    turns = [step.message for step in seen if " of " in step.message]
+    turns = [turn.replace("/fedavg/sequential (1 worker)", "") for turn in turns]
+    assert list(dict.fromkeys(turns)) == [
+        "digits-logreg: rounds 1 to 2 of 20",
+        "digits-logreg: rounds 3 to 5 of 20",
+        "digits-logreg: rounds 6 to 7 of 20",
+        "digits-mlp: round 1 of 3",
+        "digits-logreg: rounds 8 to 10 of 20",
+        "digits-logreg: rounds 11 to 12 of 20",
+        "digits-logreg: rounds 13 to 15 of 20",
+        "digits-mlp: round 2 of 3",
+        "digits-logreg: rounds 16 to 17 of 20",
+        "digits-logreg: rounds 18 to 20 of 20",
+        "digits-mlp: round 3 of 3",
+    ]
+    steps = [step for _, step in log]
+    assert steps[:2] == ["prepare", "start"]
+    assert steps.count("prepare") == 2
+    assert steps.index("digest") == len(steps) - 3  # evaluate, digest of each at the end
+    assert [progress.done for progress in seen] == list(range(len(seen)))
+    assert {progress.total for progress in seen} == {len(seen)}
+
+
+@pytest.mark.parametrize(("free", "together"), [(123, 1), (184, 1), (185, 4), (1e12, 4)])
+def test_workloads_run_together_as_far_as_memory_lasts(race, monkeypatch, free, together):
+    """Every row of the fakes takes 123 bytes."""
+    monkeypatch.setattr(driver, "memory_limit", lambda: free)
+    algorithms = ("fedavg", "fedprox", "fedadam", "fedyogi", "ditto")
+    settings = dataclasses.replace(SETTINGS, backends=("sequential",), algorithms=algorithms)
+    report, _, log = race(settings)
+    running = most = 0
+    for _, step in log:
+        running += (step == "prepare") - (step == "digest")
+        most = max(most, running)
+    assert most == together
+    assert [entry.configuration.algorithm for entry in report.measurements] == list(algorithms)
+
+
+def test_a_workload_that_failed_leaves_the_others_their_laps(race):
+    report, _, _ = race(LAPS, sequential={"failing": {"run_round": 0}})
+    assert [entry.status for entry in report.measurements] == ["run_round failed"] * 2
+
+
 def test_automatic_rounds_stop_when_the_speedups_are_known(race):
     report, _, _ = race(dataclasses.replace(SETTINGS, rounds=None))
     # All fakes take the same time: the fewest rounds that make an interval are enough.
@@ -287,6 +342,9 @@ def test_one_core_has_no_row_for_torchs_threads(monkeypatch):
         ({"workers": (0,)}, ValueError, "workers must be at least 1, got 0"),
         ({"workers": (1.5,)}, TypeError, "workers must be an integer, got float"),
         ({"rounds": 0}, ValueError, "rounds must be at least 1, got 0"),
+        ({"rounds": {"digits-logrek": 3}}, UnknownNameError, "Did you mean 'digits-logreg'"),
+        ({"rounds": {}}, ValueError, "rounds must name at least one of"),
+        ({"rounds": {"digits-mlp": 0}}, ValueError, "rounds of 'digits-mlp' must be at least 1"),
         ({"rounds": True}, TypeError, "rounds must be an integer, got bool"),
         ({"warmup": 0}, ValueError, "warmup must be at least 1"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
@@ -303,7 +361,8 @@ def test_wrong_settings_are_refused(change, error, match):
 
 def test_presets_name_real_workloads():
     for preset in PRESETS.values():
-        Settings(workloads=preset.workloads, rounds=preset.rounds)
+        settings = Settings(workloads=preset.workloads, rounds=preset.rounds)
+        assert all(settings.rounds_of(name) == count for name, count in preset.rounds.items())
 
 
 class TestLargestDifference:

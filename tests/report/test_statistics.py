@@ -3,6 +3,7 @@ import statistics as stdlib
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,15 +61,63 @@ def test_confidence_outside_the_unit_interval_is_refused(confidence):
         statistics.bootstrap_interval([1.0, 2.0], confidence)
 
 
-def test_interval_covers_the_true_median_about_as_often_as_it_says():
-    import numpy as np
-
+@pytest.mark.parametrize("count", [6, 8, 12, 40])
+def test_interval_covers_the_true_median_as_often_as_it_says(count):
     generator = np.random.Generator(np.random.PCG64(1))
     hits = 0
-    for _ in range(300):
-        low, high = statistics.bootstrap_interval(generator.lognormal(0.0, 0.2, size=12).tolist())
+    for _ in range(400):
+        values = generator.lognormal(0.0, 0.2, size=count).tolist()
+        low, high = statistics.bootstrap_interval(values)
         hits += low <= 1.0 <= high
-    assert hits / 300 > 0.88
+    assert 0.93 < hits / 400 < 0.995
+
+
+def test_interval_knows_of_seconds_in_which_everything_is_slower():
+    """Half of the variance is common to five rounds that follow each other."""
+    generator = np.random.Generator(np.random.PCG64(2))
+    hits = 0
+    for _ in range(400):
+        drift = np.repeat(generator.normal(0.0, 0.15, size=8), 5)
+        values = np.exp(drift + generator.normal(0.0, 0.15, size=40)).tolist()
+        low, high = statistics.bootstrap_interval(values)
+        hits += low <= 1.0 <= high
+    assert hits / 400 > 0.93
+
+
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 20, 24, 1000])
+def test_batches_hold_every_sample_once_and_are_of_like_size(count):
+    bounds = [statistics.batch_bounds(count, batch) for batch in range(statistics.BATCHES)]
+    assert [i for first, end in bounds for i in range(first, end)] == list(range(count))
+    sizes = {end - first for first, end in bounds}
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_batches_are_resampled_whole():
+    """Between two levels that change from batch to batch, the interval leaves nothing out."""
+    values = [1.0] * 5 + [2.0] * 5
+    assert statistics.bootstrap_interval(values * 4) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("probability", [0.75, 0.95, 0.975])
+def test_quantiles_of_student(probability, freedom):
+    exact = scipy.stats.t.ppf(probability, freedom)
+    assert statistics._student_quantile(probability, freedom) == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 5, 8, 9, 23])
+def test_resampled_medians_are_those_of_the_batches_drawn(count, monkeypatch):
+    """Against the definition: concatenate the batches that were drawn, and take the median."""
+    monkeypatch.setattr(statistics, "_AT_ONCE", 50)
+    values = np.random.default_rng(count).normal(size=count)
+    medians = statistics._resampled_medians(values, statistics._generator())
+    batches = min(count, 8)
+    picks = statistics._generator().multinomial(batches, [1 / batches] * batches, size=len(medians))
+    parts = [values[slice(*statistics.batch_bounds(count, batch))] for batch in range(8)]
+    parts = [part for part in parts if len(part)]
+    for found, counts in zip(medians[:200], picks, strict=False):
+        drawn = np.concatenate([p for p, c in zip(parts, counts, strict=True) for _ in range(c)])
+        assert found == pytest.approx(np.median(drawn), rel=1e-12)
 
 
 @given(samples, samples)
