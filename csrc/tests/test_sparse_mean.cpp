@@ -136,6 +136,35 @@ TEST(results_that_are_written_past_the_caches) {
     }
 }
 
+TEST(ties_that_a_reciprocal_misses) {
+    // The quotients 49 j w 2^scale / divisor are ties between two floats, or between two subnormal
+    // ones, and RN(1 / 49) is below 1 / 49 by nearly half a last place.
+    struct Ties {
+        int first_j;
+        int scale;
+        double divisor;
+    };
+    for (const auto& [first_j, scale, divisor] :
+         {Ties{320'001, 0, 49}, Ties{80'001, -149, 98}, Ties{20'001, -149, 98}}) {
+        trying("scale", scale, "divisor", divisor);
+        std::vector<std::int32_t> indices;
+        std::vector<float> values;
+        for (int i = 0; i < 3000; ++i) {
+            indices.push_back(i);
+            values.push_back(std::ldexp(static_cast<float>(49 * (first_j + 2 * i)), scale));
+        }
+        const std::size_t size = values.size();
+        std::vector<float> expected(size), out(size);
+        const WeightPlan plan = plan_weights(std::vector<double>{101}, divisor);
+        const void* dense = values.data();
+        const MeanSegment segment{&dense, size, DType::float32, expected.data(), DType::float32};
+        mean(plan, {&segment, 1});
+        const SparseRow row{indices.data(), false, values.data(), size};
+        sparse_mean(plan, {&row, 1}, size, DType::float32, out.data());
+        CHECK(out == expected);
+    }
+}
+
 TEST(threads) {
     std::mt19937_64 random(2);
     check<float, std::int32_t>(600'000, 4, true, 0, {1, 2, 3, 4}, random);
