@@ -144,6 +144,7 @@ class Run:
             self._check_open()
             while (room := executor._room()) > 0:
                 tickets = self.source.take(room, self.released + self._window)
+                self._check_open()  # the items' own code may have closed the executor
                 if not tickets:
                     break
                 for ticket in tickets:

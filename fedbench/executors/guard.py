@@ -245,10 +245,12 @@ def _rebuild(value: Any, copy_leaf: Callable[[Any], Any], memo: dict[Any, Any]) 
         copied = copy.deepcopy(value)
     elif isinstance(value, dict):
         copied = copy.copy(value)  # keeps the subclass: OrderedDict, defaultdict, ...
+        memo[key] = (value, copied)  # before the contents, which may hold it
         for name, child in value.items():
             copied[name] = _rebuild(child, copy_leaf, memo)
     elif isinstance(value, list):
         copied = copy.copy(value)
+        memo[key] = (value, copied)
         copied[:] = [_rebuild(child, copy_leaf, memo) for child in value]
     elif isinstance(value, tuple):
         children = [_rebuild(child, copy_leaf, memo) for child in value]
@@ -257,6 +259,7 @@ def _rebuild(value: Any, copy_leaf: Callable[[Any], Any], memo: dict[Any, Any]) 
         copied = copy.copy(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         copied = copy.copy(value)
+        memo[key] = (value, copied)
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):
                 child = _rebuild(getattr(value, field.name), copy_leaf, memo)

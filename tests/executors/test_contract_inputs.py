@@ -174,6 +174,12 @@ def test_an_item_belongs_to_its_task(executor):
     assert all(result.eq(2).all() and offset == 0 for result, offset in results)
 
 
+def test_an_item_may_hold_itself(executor):
+    order = Order(3)
+    order.data = [{"order": order}]
+    assert executor.map(lambda item: item.data[0]["order"] is item, [order, order]) == [True, True]
+
+
 GENERATORS = {
     "torch": (
         lambda: torch.Generator().manual_seed(5),

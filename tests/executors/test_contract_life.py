@@ -122,6 +122,18 @@ def test_closing_in_a_callback_ends_the_map_with_an_error(new_executor):
         executor.map(square, range(100), on_result=lambda *_: executor.close())
 
 
+def test_items_that_close_the_executor_end_the_map_with_an_error(new_executor):
+    executor = new_executor()
+
+    def items():
+        yield 1
+        executor.close()
+        yield 2
+
+    with pytest.raises(ExecutorClosedError, match="was closed in the middle of a map"):
+        executor.map(square, items())
+
+
 def test_two_executors_are_alive_at_once(executor, new_executor):
     other = new_executor()
     assert executor.map(square, range(4)) == other.map(square, range(4)) == [0, 1, 4, 9]

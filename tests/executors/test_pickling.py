@@ -38,6 +38,16 @@ def test_a_result_that_cannot_be_pickled_is_named(shared):
     assert shared.map(square, [3]) == [9]
 
 
+def test_a_result_whose_pickling_exits_is_named(shared):
+    class Exits:
+        def __reduce__(self):
+            raise SystemExit(4)
+
+    with pytest.raises(ClientTaskError, match="a result of type Exits that cannot be sent"):
+        shared.map(lambda item: Exits(), range(3))
+    assert shared.map(square, [3]) == [9]
+
+
 def test_a_result_that_cannot_be_unpickled_is_named(shared):
     class Bomb:
         def __reduce__(self):

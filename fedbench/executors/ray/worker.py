@@ -209,7 +209,7 @@ class _Answer:
         if failure is None and type(outcome.value) not in ATOMS:
             try:
                 parcel = self._pack(outcome.value)
-            except Exception as error:  # noqa: BLE001 - user code runs in pickling
+            except BaseException as error:  # noqa: BLE001 - user code runs in pickling
                 kind = type(outcome.value).__name__
                 failure = Failure.of(error, f"has a result of type {kind} that cannot be sent")
         if failure is not None:
