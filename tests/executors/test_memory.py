@@ -56,8 +56,10 @@ def rounds(executor, num_rounds, num_clients, size):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_is_flat_over_rounds(backend):
     with open_executor(backend) as executor:
-        after = rounds(executor, 25, 6, 1_000_000)
-    assert after[-1] < after[5] + 30  # one update is 4 MB; 25 rounds hold 600 MB of them
+        after = rounds(executor, 40, 6, 1_000_000)
+    # The allocator takes some rounds to have as many blocks as are ever in use at once. One update
+    # is 4 MB: were one kept in each of the last 20 rounds, it would be 80 MB.
+    assert min(after[-4:]) < max(after[16:20]) + 30
 
 
 @pytest.mark.slow
@@ -86,12 +88,12 @@ def test_memory_of_temporaries_is_given_back_or_used_again(backend):
 def test_memory_is_flat_while_lists_of_results_come_and_go(backend):
     with open_executor(backend) as executor:
         after = []
-        for _ in range(12):
+        for _ in range(20):
             results = executor.map(lambda item: torch.full((500_000,), float(item)), range(12))
             assert [float(result[-1]) for result in results] == list(range(12))
             after.append(memory_mb())
             del results
-    assert after[-1] < after[4] + 30
+    assert min(after[-4:]) < max(after[6:10]) + 30
 
 
 @pytest.mark.slow
