@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,19 @@ from fedbench.executors.guard import Guarded
 from fedbench.executors.nesting import in_client_task
 
 __all__ = ["Failure", "Outcome", "Reducer", "TaskRunner", "Ticket", "build_error", "client_of"]
+
+
+_pid = os.getpid()
+"""Of this process, also after a fork: asking the system anew would cost more than a small task."""
+
+
+def _note_fork() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 class Reducer(Protocol):
@@ -110,7 +124,7 @@ class TaskRunner:
     ) -> None:
         self._task = task
         self._broadcast = broadcast
-        self._pid = os.getpid()
+        self._pid = _pid
         self.partial = partial
 
     def run(self, index: int, item: Any) -> Outcome:
@@ -120,14 +134,14 @@ class TaskRunner:
             with in_client_task():
                 value = self._task(item) if broadcast is None else self._task(broadcast.value, item)
         except BaseException as error:
-            if os.getpid() != self._pid:
+            if _pid != self._pid:
                 _end_fork_of_task(index, error)
             if isinstance(error, KeyboardInterrupt):
                 raise
             # Whatever else a client raises, SystemExit included, is that client's failure.
             explained = broadcast.explain(error) if broadcast is not None else None
             return Outcome(index, failure=Failure.of(explained or error))
-        if os.getpid() != self._pid:
+        if _pid != self._pid:
             _end_fork_of_task(index)
         try:
             if broadcast is not None:
