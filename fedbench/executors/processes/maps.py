@@ -13,6 +13,7 @@ from fedbench.errors import ExecutorError, WorkerDiedError
 from fedbench.executors.ambient import Ambient
 from fedbench.executors.engine import Ending, Run
 from fedbench.executors.hooks import Job
+from fedbench.executors.lateness import not_begun, not_sent, ran_too_long
 from fedbench.executors.packing import sending
 from fedbench.executors.processes.broadcast import Downlink
 from fedbench.executors.processes.dispatch import BatchSize, BatchSizes
@@ -27,7 +28,7 @@ from fedbench.executors.processes.launch import (
 from fedbench.executors.processes.memory import Arena
 from fedbench.executors.processes.pool import EXIT_S, Crew, WorkerHandle, kill_all
 from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel
-from fedbench.executors.processes.results import fill_in, late_error, open_answers
+from fedbench.executors.processes.results import fill_in, open_answers
 from fedbench.executors.runner import Failure, Outcome, Ticket
 
 __all__ = ["Maps"]
@@ -334,17 +335,17 @@ class Maps:
         """End a worker that takes too long for the task that it runs, or to come to its next."""
         running = worker.control.running(self._number)
         ticket = worker.outstanding.get(running) if running is not None else None
-        limit, what = timeout, "ran longer than the timeout of"
+        limit, late = timeout, ran_too_long
         if ticket is None:
             if worker.outstanding:
-                ticket, what = next(iter(worker.outstanding.values())), "was not begun within"
+                ticket, late = next(iter(worker.outstanding.values())), not_begun
             elif self._collecting and worker.folded:
-                ticket, what = worker.folded[0], "was folded into a partial reducer not sent within"
+                ticket, late = worker.folded[0], not_sent
             else:
                 return
             limit = max(timeout, START_S if worker.control.preparing else _BEGIN_S)
         if worker.stands_still_s > limit:
-            self._drop(worker, ticket, late_error(ticket, worker, f"{what} {limit:g} s"))
+            self._drop(worker, ticket, late(ticket, limit, f"pid {worker.pid}"))
 
     def _lose(self, worker: WorkerHandle) -> None:
         """Deal with a worker that ended by itself."""

@@ -1,17 +1,17 @@
-"""What the caller makes of a worker's answers, and of a worker that gives none."""
+"""What the caller makes of a worker's answers, and of a worker that ended."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
 
-from fedbench.errors import TaskTimeoutError, WorkerDiedError
+from fedbench.errors import WorkerDiedError
 from fedbench.executors.processes.launch import describe_exit
 from fedbench.executors.processes.pool import WorkerHandle
 from fedbench.executors.processes.protocol import Parcel, open_parcel, split, split_among
 from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
 
-__all__ = ["fill_in", "late_error", "open_answers"]
+__all__ = ["fill_in", "open_answers"]
 
 _HINTS: dict[int | None, str] = {
     -signal.SIGKILL: " SIGKILL is often the system's answer to too little memory."
@@ -55,15 +55,6 @@ def open_answers(
             yield Outcome(index, failure=failure)
         else:
             yield Outcome(index, value) if ok else Outcome(index, failure=value)
-
-
-def late_error(ticket: Ticket, worker: WorkerHandle, what: str) -> TaskTimeoutError:
-    """Return the error for a task whose worker was ended because of `what` it was late with."""
-    return TaskTimeoutError(
-        f"{name_task(ticket.index, ticket.item)} {what}; its worker (pid {worker.pid}) was ended.",
-        index=ticket.index,
-        item=client_of(ticket.item),
-    )
 
 
 def fill_in(

@@ -9,12 +9,13 @@ from typing import Any
 
 import ray
 
-from fedbench.errors import ExecutorError, TaskTimeoutError, WorkerDiedError
+from fedbench.errors import ExecutorError, WorkerDiedError
 from fedbench.executors.ambient import Ambient
 from fedbench.executors.base import Executor
 from fedbench.executors.checks import check_count
 from fedbench.executors.engine import Ending
 from fedbench.executors.hooks import Job
+from fedbench.executors.lateness import not_begun, not_sent, ran_too_long
 from fedbench.executors.packing import pack, sending
 from fedbench.executors.processes.dispatch import BatchSize
 from fedbench.executors.processes.launch import search_path
@@ -335,21 +336,13 @@ class RayExecutor(Executor):
     def _check_time(self, worker: Worker, timeout: float) -> None:
         """End a worker that takes too long for the task that it runs, or to come to its next."""
         ticket, seconds = worker.running_ticket(), worker.running_s()
-        limit, what = timeout, "ran longer than the timeout of"
+        limit, late = timeout, ran_too_long
         if ticket is None:
             ticket, seconds = worker.expected_ticket(), worker.head_s()
-            limit, what = max(timeout, worker.head_limit_s(_BEGIN_S)), "was not begun within"
-            if ticket is not None and ticket in worker.folded:
-                what = "was folded into a partial reducer not sent within"
-        if ticket is None or seconds <= limit or worker.has_answered():
-            return
-        error = TaskTimeoutError(
-            f"{name_task(ticket.index, ticket.item)} {what} {limit:g} s on backend "
-            f"{self.backend!r}; its worker ({worker.place}) was ended.",
-            index=ticket.index,
-            item=client_of(ticket.item),
-        )
-        self._drop(worker, ticket, error)
+            limit = max(timeout, worker.head_limit_s(_BEGIN_S))
+            late = not_sent if ticket in worker.folded else not_begun
+        if ticket is not None and seconds > limit and not worker.has_answered():
+            self._drop(worker, ticket, late(ticket, limit, worker.place))
 
     def _lose(self, worker: Worker, error: Exception, *, ending: bool) -> None:
         """Deal with a worker that ended by itself."""
