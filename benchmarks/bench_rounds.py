@@ -2,10 +2,13 @@
 
 ``python benchmarks/bench_rounds.py`` times rounds of the plain loop and of the simulation in turn
 and prints the speedup over the plain loop: the median of the ratios of neighbouring rounds, and
-the middle half of them. ``pytest benchmarks/bench_rounds.py`` times single rounds.
+the middle half of them. A name may also be that of a registered workload, ``built-in`` is all of
+those: the first clients of each, one local epoch. ``pytest benchmarks/bench_rounds.py`` times
+single rounds.
 """
 
 import argparse
+import dataclasses
 import statistics
 import sys
 from pathlib import Path
@@ -16,6 +19,8 @@ import torch
 import fedbench
 from fedbench.executors import EXECUTORS
 from fedbench.peers.plain import PlainLoop
+from fedbench.simulation.participation import Weighted
+from fedbench.workloads import WORKLOADS, load
 
 sys.path.insert(0, str(Path(__file__).parent))
 from interleaved import interleaved
@@ -61,8 +66,10 @@ def compare(workload, sides, repeats, read):
     torch.set_num_threads(1)
     loop = PlainLoop(workload)
     cohort = range(workload.cohort_size)
+    first = Weighted([float(client in cohort) for client in range(loop.dataset.num_clients)])
     simulations = {
-        name: fedbench.Simulation(workload, **options) for name, options in sides.items()
+        name: fedbench.Simulation(workload, participation=first, **options)
+        for name, options in sides.items()
     }
     try:
         runs = {"plain": lambda: loop.run_round(cohort)}
@@ -72,6 +79,13 @@ def compare(workload, sides, repeats, read):
     finally:
         for simulation in simulations.values():
             simulation.close()
+
+
+def find(name):
+    """Return the workload of that name, with the local work of the plain loop: one epoch."""
+    if name in ROUND_WORKLOADS:
+        return ROUND_WORKLOADS[name]()
+    return dataclasses.replace(load(name), local_epochs=1)
 
 
 def speedups(seconds):
@@ -104,9 +118,14 @@ def main():
         }
         for backend in arguments.backend
     }
-    for name in arguments.names:
+    names = [
+        name
+        for given in arguments.names
+        for name in (WORKLOADS if given == "built-in" else [given])
+    ]
+    for name in names:
         seconds, digests = compare(
-            ROUND_WORKLOADS[name](), sides, arguments.repeats, fedbench.Simulation.state_digest
+            find(name), sides, arguments.repeats, fedbench.Simulation.state_digest
         )
         bits = "the same bits" if len(set(digests.values())) == 1 else "DIFFERENT BITS"
         print(f"{name}: {arguments.repeats} rounds, {arguments.workers} workers, {bits}")
