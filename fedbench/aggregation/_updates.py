@@ -315,7 +315,9 @@ def output(array: Any, spec: ArraySpec) -> Buffer:
     """Return the buffer of `array`, checked, or of fresh memory if that is ``None``."""
     where = "out" if spec.name is None else f"out[{spec.name!r}]"
     if array is None:
-        return describe(empty(spec.kind, spec.shape, spec.dtype), where)
+        fresh = empty(spec.kind, spec.shape, spec.dtype)
+        alike = describe_alike([fresh])
+        return describe(fresh, where) if alike is None else alike.first
     require_no_gradient(array, where)
     return output_buffer(array, spec.kind, spec.shape, spec.dtype, where)
 
