@@ -206,13 +206,15 @@ class Race:
             first, end = statistics.batch_bounds(self._rounds, lap)
         total = self._rounds or "auto"
         which = f"round {end}" if end - first == 1 else f"rounds {first + 1} to {end}"
+        if self._rounds is None and first >= _LIKELY_ROUNDS:
+            self._counter.skip(-len(self._alive()))  # more rounds than were likely
         begin = time.monotonic()
         for _ in range(first, end):
             if alive := self._alive():
                 self._run_round(alive, f"{which} of {total}")
         self._spent_s += time.monotonic() - begin
         if self._rounds is None and self.is_over:
-            self._counter.skip((_LIKELY_ROUNDS - self._done) * len(self._alive()))
+            self._counter.skip(max(0, _LIKELY_ROUNDS - self._done) * len(self._alive()))
 
     def _run_round(self, alive: list[_Entry], turn: str) -> None:
         shift = self._done % len(alive)
@@ -243,8 +245,9 @@ class Race:
             if entry.digest == baseline.digest:
                 entry.max_abs_diff = 0.0
                 continue
-            with baseline.guarded():
-                reference = baseline.host.call("state") if reference is None else reference
+            if reference is None and baseline.failure is None:
+                with baseline.guarded():
+                    reference = baseline.host.call("state")
             if reference is not None:
                 with entry.guarded():
                     entry.max_abs_diff = largest_difference(reference, entry.host.call("state"))

@@ -167,7 +167,10 @@ def test_automatic_rounds_go_on_while_the_speedups_are_uncertain(race):
     settings = dataclasses.replace(SETTINGS, rounds=None, budget_s=0.5)
     report, _, _ = race(settings, seen.append, threads={"round_s": lambda: 1.0 + next(times) % 3})
     (count,) = {len(entry.rounds) for entry in report.measurements}
-    assert count > 6
+    assert count > 15  # more than the progress display begins with
+    assert [progress.done for progress in seen] == list(range(len(seen)))
+    assert all(progress.done < progress.total for progress in seen)
+    assert seen[-1].total == len(seen)
 
 
 @pytest.mark.parametrize(("round_s", "stopped"), [(30.5, True), (29.5, False), (19.0, False)])
@@ -251,6 +254,17 @@ def test_different_states_are_measured_against_the_baseline(race):
     report, _, log = race(threads={"digest": "other", "state": state})
     assert [entry.max_abs_diff for entry in report.measurements] == [0.0, 0.5, 0.0]
     assert [name for name, step in log if step == "state"] == ["sequential", "threads"]
+
+
+def test_a_baseline_that_ends_while_its_state_is_fetched_is_a_row_of_its_own(race):
+    report, _, log = race(
+        sequential={"failing": {"state": 0}},
+        threads={"digest": "other"},
+        processes={"digest": "another"},
+    )
+    assert [entry.status for entry in report.measurements] == ["state failed", "ok", "ok"]
+    assert [entry.max_abs_diff for entry in report.measurements] == [None] * 3
+    assert [name for name, step in log if step == "state"] == ["sequential"]
 
 
 def test_without_a_baseline_nothing_is_compared(race):
