@@ -158,13 +158,16 @@ def _has_room(races: list[Race]) -> bool:
 
 def _timed_rounds(races: list[Race]) -> float | None:
     """Run all rounds in laps; return the share of the machine that other programs used."""
-    watch = _ForeignLoad(races)
-    lap = 0
+    foreign_s, wall_s, lap = 0.0, 0.0, 0
     while going := [race for race in races if not race.is_over]:
+        watch = _ForeignLoad(races)
         for race in going:
             race.run_rounds(lap)
+        # A lap in which a row failed is left out: what the row had used is not known any more.
+        if (found := watch.seconds()) is not None:
+            foreign_s, wall_s = foreign_s + found[0], wall_s + found[1]
         lap += 1
-    return watch.share()
+    return max(0.0, foreign_s) / (wall_s * (psutil.cpu_count() or 1)) if wall_s > 0 else None
 
 
 class _ForeignLoad:
@@ -185,10 +188,14 @@ class _ForeignLoad:
             return None
         return time.perf_counter(), machine_busy_seconds(), own
 
-    def share(self) -> float | None:
-        """Return the foreign share since construction, None if a configuration ended in between."""
+    def seconds(self) -> tuple[float, float] | None:
+        """Return the others' CPU seconds and the wall seconds since construction.
+
+        Both clocks tick in hundredths of a second, so that the first may be below 0. None if a
+        configuration ended in between.
+        """
         end = self._now()
         if self._start is None or end is None or self._running() != self._hosts:
             return None
         wall, busy, own = (after - before for after, before in zip(end, self._start, strict=True))
-        return max(0.0, busy - own) / (wall * (psutil.cpu_count() or 1)) if wall > 0 else None
+        return busy - own, wall

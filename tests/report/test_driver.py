@@ -229,7 +229,9 @@ def test_a_backend_that_fails_halfway_leaves_the_race(race):
     report, _, log = race(threads={"failing": {"run_round": 2}})
     assert [entry.ok for entry in report.measurements] == [True, False, True]
     assert log.count(("threads", "run_round")) == 3
-    assert [entry.foreign_load for entry in report.measurements] == [None] * 3
+    loads = [entry.foreign_load for entry in report.measurements]
+    assert loads[1] is None  # it has no figures
+    assert loads[0] == loads[2] >= 0  # from the laps before
 
 
 def test_an_interrupt_closes_every_host_and_goes_on_up():
