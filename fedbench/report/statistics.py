@@ -163,13 +163,12 @@ def _resampled_medians(
 ) -> NDArray[np.float64]:
     """Return the median of each resample: as many batches, drawn with replacement."""
     samples: NDArray[np.float64] = np.asarray(values, dtype=np.float64)
-    batches = min(samples.size, BATCHES)
-    picks = generator.multinomial(batches, np.full(batches, 1 / batches), size=_RESAMPLES)
+    bounds = (batch_bounds(samples.size, batch) for batch in range(BATCHES))
+    sizes = [end - first for first, end in bounds if end > first]
+    picks = generator.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=_RESAMPLES)
     order = np.argsort(samples)
     samples = samples[order]
-    # batch_bounds turned round, empty batches left out.
-    batch = ((np.arange(samples.size) + 1) * batches - 1) // samples.size
-    batch = batch[order]
+    batch = np.repeat(np.arange(len(sizes)), sizes)[order]
     medians = np.empty(_RESAMPLES)
     step = max(1, _AT_ONCE // samples.size)
     for first in range(0, _RESAMPLES, step):

@@ -17,7 +17,7 @@ from fedbench.executors.processes import maps
 from fedbench.executors.processes.control import ControlPage
 from fedbench.executors.processes.memory import Arena
 
-from .scripts import wait_until
+from .scripts import suspend, wait_until
 from .tasks import ExactSum, SlowToUnpack, square
 
 ENDS = {
@@ -152,11 +152,6 @@ def impatient(processes, monkeypatch):
     """A function that opens an executor whose time-outs of half a second hold for all it does."""
     monkeypatch.setattr(maps, "_BEGIN_S", 0.5)
     return lambda workers: processes(workers, timeout=0.5)
-
-
-def suspend(pid):
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def test_a_worker_stopped_while_it_was_idle_is_ended_and_its_task_named(impatient):

@@ -22,7 +22,7 @@ pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 from fedbench.executors.ray import executor as ray_executor
 from fedbench.executors.ray.board import Board
 
-from .scripts import wait_until
+from .scripts import suspend, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -211,11 +211,6 @@ def test_a_late_task_is_named_and_its_worker_ended(ray_cluster):
         assert caught.value.index == 3
         wait_until(lambda: not all(os.path.exists(f"/proc/{pid}") for pid in set(pids)))
         assert executor.map(square, range(4)) == [0, 1, 4, 9]
-
-
-def suspend(pid):
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def test_a_worker_stopped_while_it_was_idle_is_ended_and_its_task_named(ray_cluster, monkeypatch):
