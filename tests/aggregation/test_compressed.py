@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbench import aggregation
@@ -34,7 +34,6 @@ def sparse(rows: list[Any], index_dtype: str, seed: int) -> tuple[list[Any], lis
     return updates, dense
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(inputs.CLASSES),
     st.sampled_from(("float32", "float64", "float16")),
@@ -58,7 +57,6 @@ def test_sparse_mean_has_the_bits_of_the_dense_mean(
     assert population.tobytes() == aggregation.mean(dense, weights, total_weight=1e6).tobytes()
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(width=32, allow_nan=False,
        allow_infinity=False)), max_size=12))  # fmt: skip
 def test_duplicate_indices_add_exactly(pairs: list[tuple[int, float]]) -> None:
@@ -136,7 +134,6 @@ def test_wrong_sparse_updates() -> None:
         aggregation.sparse_mean([good, SparseUpdate(np.int32([0]), np.float32([1]), 4)])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=30), st.data())
 def test_top_k_keeps_the_largest_and_the_first_of_equal_ones(
     values: list[int], data: st.DataObject
@@ -160,7 +157,6 @@ def test_top_k_refuses() -> None:
         aggregation.top_k(np.int8([1]), 1)
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 6), st.integers(0, 300), st.sampled_from(inputs.WEIGHTS), st.integers(0, 2**32)
 )

@@ -33,7 +33,7 @@ def same(a: dict, b: dict) -> bool:
 DTYPES = [np.float32, np.float64, np.float16, np.int8, np.int64, np.uint16, np.bool_]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.dictionaries(
         st.text(max_size=5),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbench import aggregation
@@ -154,7 +154,6 @@ def test_quantized_means_at_the_ends_of_the_range(
 positive = st.floats(1e-300, 1e300)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-128, 127), st.floats(0, 2.0**127, width=32), positive),
                 min_size=1, max_size=5), st.none() | positive)  # fmt: skip
 def test_quantized_means_of_any_range_are_close(

@@ -57,7 +57,7 @@ def test_total_weight_replaces_the_divisor(total: float, dtype: str) -> None:
         check(rows, inputs.weights(weight_kind, 5, 5), dtype, total)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64", "float16"]))
 def test_any_finite_inputs(data: st.DataObject, dtype: str) -> None:
     width = {"float16": 16, "float32": 32, "float64": 64}[dtype]
@@ -79,7 +79,7 @@ def test_any_finite_inputs(data: st.DataObject, dtype: str) -> None:
     check(rows, weights, dtype)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     bits=st.lists(st.lists(st.integers(0, 0xFFFF), min_size=3, max_size=3), min_size=1, max_size=6),
     weights=st.lists(st.integers(1, 20), min_size=6, max_size=6),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbench import aggregation
@@ -38,7 +38,6 @@ def bits_of(result: Any, dtype: str) -> np.ndarray[Any, Any]:
     return result.view(UNSIGNED[dtype])
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(inputs.CLASSES),
     st.sampled_from(sorted(FORMATS)),

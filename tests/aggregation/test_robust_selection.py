@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbench import aggregation
@@ -41,7 +41,6 @@ def hard_rows(kind: str, clients: int, size: int, dtype: str, seed: int) -> list
 KINDS = st.sampled_from(("grid", "normal", "cancelling", "any_bits", "subnormal", "ties"))
 
 
-@settings(deadline=None)
 @given(KINDS, st.sampled_from(DTYPES), st.integers(3, 9), st.integers(1, 6), st.integers(0, 2**32))
 def test_krum_and_multi_krum(kind: str, dtype: str, clients: int, size: int, seed: int) -> None:
     rows = hard_rows(kind, clients, size, dtype, seed)
@@ -56,7 +55,6 @@ def test_krum_and_multi_krum(kind: str, dtype: str, clients: int, size: int, see
         np.testing.assert_array_equal(result.view(expected.dtype), expected)
 
 
-@settings(deadline=None)
 @given(KINDS, st.integers(3, 13), st.integers(1, 5), st.integers(0, 2**32))
 def test_bulyan(kind: str, clients: int, size: int, seed: int) -> None:
     rows = hard_rows(kind, clients, size, "float32", seed)
@@ -71,7 +69,6 @@ def test_bulyan(kind: str, clients: int, size: int, seed: int) -> None:
     np.testing.assert_array_equal(result.view(np.uint32), expected)
 
 
-@settings(deadline=None)
 @given(KINDS, st.integers(1, 9), st.integers(1, 5), st.integers(0, 2**32))
 def test_nearest_neighbor_mixing(kind: str, clients: int, size: int, seed: int) -> None:
     rows = hard_rows(kind, clients, size, "float32", seed)
@@ -134,7 +131,6 @@ def test_the_filter_bounds_contain_the_exact_distance(kind: str, dtype: str) -> 
             assert np.isinf(high) or exact[i][j] <= high
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.data())
 def test_smallest_decides_exactly(exact: list[int], data: st.DataObject) -> None:
     width = data.draw(st.integers(0, 4))

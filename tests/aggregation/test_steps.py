@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbench import aggregation
@@ -26,7 +26,6 @@ def same(a: Any, b: Any) -> bool:
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(DTYPES),
     st.integers(0, 3000),
@@ -75,7 +74,6 @@ def test_sgd_step(
     assert same(speed, velocity)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(DTYPES),
     st.integers(0, 3000),
@@ -98,7 +96,6 @@ def test_fedavgm_step(
     assert same(speed, velocity)
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(("fedadagrad_step", "fedyogi_step", "fedadam_step")),
     st.sampled_from(DTYPES),

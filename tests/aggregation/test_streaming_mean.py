@@ -102,7 +102,7 @@ def test_ten_thousand_random_folds() -> None:
     assert trials >= 10_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), dtype=st.sampled_from(["float32", "float64", "float16"]))
 def test_any_finite_inputs(data: st.DataObject, dtype: str) -> None:
     width = {"float16": 16, "float32": 32, "float64": 64}[dtype]

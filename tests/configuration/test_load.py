@@ -343,7 +343,6 @@ CONFIGURATIONS = st.fixed_dictionaries(
 
 
 @given(CONFIGURATIONS)
-@settings(deadline=None)
 def test_a_resolved_configuration_read_again_is_the_same(values):
     plan = load(values, environ={})
     again = load(parse_value(plan.to_yaml()), environ={})
@@ -352,7 +351,7 @@ def test_a_resolved_configuration_read_again_is_the_same(values):
 
 
 @given(CONFIGURATIONS, st.lists(st.integers(), min_size=1, max_size=3, unique=True))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_so_is_a_matrix(values, seeds):
     plan = load({**values, "matrix": {"seed": seeds, "lr": [0.5, 1]}}, environ={})
     again = load(parse_value(plan.to_yaml()), environ={})

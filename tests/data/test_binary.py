@@ -40,9 +40,7 @@ def write_mnist(folder, *, compress=False, prefix="", test="t10k", labels=(5, 0,
     return pixels
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(sorted(IDX_CODES)),
     shape=st.lists(st.integers(0, 5), min_size=0, max_size=4),
@@ -59,9 +57,7 @@ def test_idx_round_trip(tmp_path, kind, shape, compress):
     assert np.array_equal(read, array)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), compress=st.booleans())
 def test_truncated_idx_files_are_refused(tmp_path, data, compress):
     whole = idx_bytes(images(2, size=3))

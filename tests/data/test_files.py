@@ -103,9 +103,7 @@ def test_missing_arrays_are_refused_with_what_is_there(npz):
         load_npz(npz(**arrays(who=np.arange(3))), clients="who")
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_truncated_npz_files_are_refused(tmp_path, data):
     whole = io.BytesIO()
@@ -117,9 +115,7 @@ def test_truncated_npz_files_are_refused(tmp_path, data):
         load_npz(path)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_npz_files_never_give_other_numbers(tmp_path, data):
     whole = io.BytesIO()

@@ -154,9 +154,7 @@ def test_test_files_must_fit_the_training_files(write):
     assert load_leaf(train, write("test.json", larger), num_classes=62).num_classes == 62
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, len(json.dumps(TRAIN)) - 1))
 def test_a_truncated_file_is_refused(write, cut):
     path = write("train.json", json.dumps(TRAIN)[:cut])

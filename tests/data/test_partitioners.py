@@ -37,7 +37,7 @@ def options_of(draw, name):
 
 
 @pytest.mark.parametrize("name", RANDOM_PARTITIONERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_sample_belongs_to_exactly_one_client(name, data):
     targets, num_clients = data.draw(labelled_samples())
@@ -127,7 +127,7 @@ def test_shards_give_few_classes_per_client():
     assert max(len(np.unique(targets[part])) for part in parts) == 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(num_clients=st.integers(5, 60), per_client=st.integers(1, 10), seed=st.integers(0, 99))
 def test_classes_gives_exactly_k_classes_to_every_client(num_clients, per_client, seed):
     targets = np.arange(2000) % 10

@@ -79,7 +79,7 @@ def test_images_are_balanced_and_learnable():
     assert (nearest == dataset.test_targets).float().mean() > 0.95
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_clients=st.integers(1, 12),
     dimension=st.integers(1, 8),

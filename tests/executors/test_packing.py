@@ -59,7 +59,7 @@ def tensors(draw):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(tensor=tensors())
 def test_any_tensor_arrives_as_it_was(way, tensor):
     arrived = way({"t": tensor})["t"]
@@ -81,7 +81,7 @@ def bytes_of(tensor):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
     dtype=st.sampled_from(["<f4", "<f8", ">i4", "u1", "?", "<c8", "<U3", "<M8[s]", "i2,f8"]),
@@ -177,7 +177,7 @@ def test_many_written_entries_are_listed_briefly():
     assert "and 4 more" in str(guarded.violation())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.lists(st.integers(0, 200), max_size=3), max_size=4),
     in_slot=st.lists(st.booleans(), min_size=4, max_size=4),

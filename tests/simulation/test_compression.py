@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbench
@@ -33,7 +33,6 @@ changes = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(
 
 
 @given(changes, st.floats(0.01, 1.0))
-@settings(deadline=None)
 def test_top_k_keeps_the_largest_and_the_rest_is_the_residual(change, fraction):
     update, left = compressed(TopK(fraction), Update(3, {"delta": change}), {}, len(change), rng)
     sent = dense(update.tensors["delta"])
@@ -47,7 +46,6 @@ def test_top_k_keeps_the_largest_and_the_rest_is_the_residual(change, fraction):
 
 
 @given(changes)
-@settings(deadline=None)
 def test_the_residual_is_added_to_the_next_change(change):
     first, left = compressed(TopK(0.3), Update(3, {"delta": change}), {}, len(change), rng)
     second, after = compressed(

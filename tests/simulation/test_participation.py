@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fedbench
@@ -36,7 +36,6 @@ def test_uniform_is_what_a_simulation_does_by_default():
     cohort_size=st.integers(1, 6),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None)
 def test_weighted_cohorts_are_different_clients_with_weight(weights, cohort_size, seed):
     participation = Weighted(weights)
     if sum(weight > 0 for weight in weights) < cohort_size:

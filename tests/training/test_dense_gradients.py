@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -64,7 +64,6 @@ def networks(draw):
     return model, x, y
 
 
-@settings(deadline=None)
 @given(networks())
 def test_bits_are_those_of_autograd(drawn):
     model, x, y = drawn

@@ -118,7 +118,7 @@ def test_every_client_ends_where_it_would_alone(name, work, proximal):
     batch_size=st.integers(1, 40),
     epochs=st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_sizes_and_batches(sizes, batch_size, epochs):
     inputs, targets = samples(sum(sizes))
     clients = list(torch.arange(sum(sizes)).split(sizes))
