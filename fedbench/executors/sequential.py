@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedbench.executors.allocator import KeptMemory
 from fedbench.executors.ambient import intraop_scope
 from fedbench.executors.base import Executor
 from fedbench.executors.checks import refuse_timeout
@@ -56,12 +57,13 @@ class SequentialExecutor(Executor):
             )
         self._runner = _IDLE
         self._waiting: list[Ticket] = []
+        self._memory = KeptMemory()
 
     def _start_workers(self) -> None:
-        """Need nothing."""
+        self._memory.hold()
 
     def _stop_workers(self) -> None:
-        """Have nothing to stop."""
+        self._memory.release()
 
     def _begin(self, job: Job) -> None:
         self._runner = TaskRunner(

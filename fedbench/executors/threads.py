@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from fedbench.errors import ExecutorError
+from fedbench.executors.allocator import KeptMemory
 from fedbench.executors.ambient import Ambient, set_intraop_threads
 from fedbench.executors.base import Executor
 from fedbench.executors.checks import refuse_timeout
@@ -114,8 +115,10 @@ class ThreadExecutor(Executor):
         self._threads: list[threading.Thread] = []
         self._map: _Map | None = None
         self._in_flight = 0
+        self._memory = KeptMemory()
 
     def _start_workers(self) -> None:
+        self._memory.hold()
         parent_threads = torch.get_num_threads()
         ready = threading.Barrier(self.workers + 1)
         self._inbox = queue.SimpleQueue()
@@ -142,6 +145,7 @@ class ThreadExecutor(Executor):
         torch.set_num_threads(parent_threads)
 
     def _stop_workers(self) -> None:
+        self._memory.release()
         for _ in self._threads:
             self._inbox.put(None)
         for thread in self._threads:

@@ -17,11 +17,8 @@ import sys
 import time
 from typing import Final
 
-import psutil
-
 from fedbench.errors import ExecutorError, ResourceError
 from fedbench.executors.processes.system import above_standard_streams, kill_group, start_time
-from fedbench.executors.resources import available_cpus, memory_limit
 
 __all__ = [
     "MESSAGE",
@@ -53,8 +50,6 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-_KEPT_BYTES = 2**30
-"""Free memory that a worker's allocator keeps at most."""
 _ATTEMPTS = 2
 """New templates that are started for one worker."""
 _HUNG_UP_S = 2.0
@@ -374,17 +369,5 @@ def _stream(fd: int) -> int | None:
 
 
 def _environment(intraop_threads: int) -> dict[str, str]:
-    """Return the environment of a worker: thread caps, and an allocator that keeps its pages.
-
-    glibc gives large blocks back to the system on every free, so each training step would have
-    its activations and gradients zeroed and mapped anew: a quarter of the time of a small CNN.
-    """
-    total = min(psutil.virtual_memory().total, memory_limit())
-    kept = int(min(_KEPT_BYTES, total / (8 * available_cpus())))
-    allocator = {
-        "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TRIM_THRESHOLD_": str(kept),
-        "MALLOC_TOP_PAD_": str(kept // 16),
-    }
-    caps = dict.fromkeys(_THREAD_VARIABLES, str(intraop_threads))
-    return allocator | dict(os.environ) | caps
+    """Return the environment of a worker, with its thread caps."""
+    return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(intraop_threads))}

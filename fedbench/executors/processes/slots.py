@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from fedbench.executors.allocator import kept_bytes
 from fedbench.executors.processes.memory import Arena, Extent, Mapping, lay_out
 from fedbench.executors.processes.protocol import split
 
@@ -20,9 +21,7 @@ SLOT_THRESHOLD = 64 * 1024
 _MAX_SLOTS = 4096
 """Slots per worker that may be held at once: each costs a memory mapping on both sides."""
 _KEPT_FREE = 3
-"""Free slots that stay warm at least: one to fill, one on its way, one with the caller."""
-_KEPT_FREE_BYTES = 64 * 2**20
-"""Bytes of free slots that stay warm beyond that."""
+"""Free slots that stay warm, however large: one to fill, one on its way, one with the caller."""
 
 
 class SlotWriter:
@@ -39,6 +38,8 @@ class SlotWriter:
         self._slots: dict[int, Mapping] = {}
         self._free: list[int] = []
         self._next = 0
+        # A round holds the updates of its whole cohort: the next one needs as many slots again.
+        self._kept_bytes = kept_bytes()
         self.discarded: list[int] = []
         """Slots given back to the system that the caller has not heard of."""
         self.refusal = ""
@@ -60,7 +61,7 @@ class SlotWriter:
         """Take back slots that the caller no longer looks at."""
         self._free += numbers
         num_bytes = sum(self._slots[number].extent.length for number in self._free)
-        while len(self._free) > _KEPT_FREE and num_bytes > _KEPT_FREE_BYTES:
+        while len(self._free) > _KEPT_FREE and num_bytes > self._kept_bytes:
             number = self._free.pop(0)
             num_bytes -= self._slots[number].extent.length
             self._discard(number)
@@ -76,13 +77,23 @@ class SlotWriter:
             self.refusal = f"{_MAX_SLOTS} results are held at once"
             return None
         try:
-            mapping = self._arena.map_shared(self._arena.allocate(length))
+            mapping = self._new(length)
         except OSError as error:
             self.refusal = str(error)
             return None
         self._slots[self._next] = mapping
         self._next += 1
         return self._next - 1
+
+    def _new(self, length: int) -> Mapping:
+        try:
+            return self._arena.map_shared(self._arena.allocate(length))
+        except OSError:
+            if not self._free:
+                raise
+        while self._free:  # none of them fits, but their memory may be what is missing
+            self._discard(self._free.pop())
+        return self._arena.map_shared(self._arena.allocate(length))
 
     def _discard(self, number: int) -> None:
         self._arena.free(self._slots.pop(number).extent)

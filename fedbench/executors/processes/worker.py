@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedbench.executors.allocator import keep_freed_memory
 from fedbench.executors.ambient import Ambient, set_intraop_threads
 from fedbench.executors.guard import Guarded
 from fedbench.executors.nesting import mark_worker_process
@@ -79,6 +80,7 @@ def main(
         # Lines of several workers may mix, parts of lines may not, not even under python -u.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     mark_worker_process()
+    keep_freed_memory()
     set_intraop_threads(intraop_threads)
     channel = socket.socket(fileno=socket_fd)
     _down = Arena(down_fd)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import ray
 import torch
 
+from fedbench.executors.allocator import keep_freed_memory
 from fedbench.executors.ambient import set_intraop_threads
 from fedbench.executors.guard import Guarded
 from fedbench.executors.nesting import mark_worker_process
@@ -66,6 +67,7 @@ class RayWorker:
 
     def __init__(self, intraop_threads: int, board: tuple[str, bytes]) -> None:
         mark_worker_process()
+        keep_freed_memory()
         set_intraop_threads(intraop_threads)
         self._board = Board.find(*board)
         self._memory = PrivateMemory()

@@ -1,0 +1,147 @@
+"""Freed memory is used again where client tasks run, instead of being mapped and zeroed anew."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedbench.executors import make_executor
+from fedbench.executors.allocator import KeptMemory
+from fedbench.executors.processes.memory import Arena
+from fedbench.executors.processes.slots import SlotReader, SlotWriter
+
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc's allocator has these settings"
+)
+
+PAGE = resource.getpagesize()
+BLOCK = 4 * 2**20
+BLOCKS = 12
+
+
+def new_pages(_):
+    """Return how many pages were mapped in the last of some steps that use the same memory."""
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        blocks = [torch.ones(BLOCK // 4) for _ in range(BLOCKS)]
+        found = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+        del blocks
+    return found
+
+
+SOME = 4 * BLOCK // PAGE
+"""Pages of some of the blocks: fewer than these mean that most were used again. (A thread's heaps
+hold 64 MiB each, so that a block now and then starts a new one.)"""
+
+SCRIPT = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+from test_allocator import new_pages, make_executor
+outside = new_pages(0)
+with make_executor("sequential") as outer:
+    with make_executor("threads", 1) as inner:
+        both = [*outer.map(new_pages, [0]), *inner.map(new_pages, [0])]
+    one = outer.map(new_pages, [0])
+print(outside, *both, *one, new_pages(0))
+"""
+
+
+def pages_in_a_fresh_process(**variables):
+    """Return the new pages outside, in two executors, in the outer alone, and outside again."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_the_caller_keeps_freed_memory_while_an_executor_is_open():
+    _, outer, inner, alone, _ = pages_in_a_fresh_process()
+    assert max(outer, inner, alone) < SOME
+
+
+def test_settings_of_the_environment_stand():
+    _, *inside, _ = pages_in_a_fresh_process(MALLOC_TRIM_THRESHOLD_="131072", MALLOC_TOP_PAD_="0")
+    assert min(inside) > SOME
+
+
+@pytest.mark.parametrize(
+    "backend", ["sequential", "threads", "processes", pytest.param("ray", marks=pytest.mark.ray)]
+)
+def test_tasks_use_freed_memory_again(backend):
+    if os.environ.keys() & {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"}:
+        pytest.skip("the environment sets the allocator itself")
+    with make_executor(backend, None if backend == "sequential" else 2) as executor:
+        assert max(executor.map(new_pages, range(4))) < SOME
+
+
+def test_the_last_of_several_holders_lets_go(monkeypatch):
+    seen = []
+    monkeypatch.setattr("fedbench.executors.allocator._set", seen.append)
+    monkeypatch.setattr(KeptMemory, "_holders", 0)
+    one, two = KeptMemory(), KeptMemory()
+    for holder in (one, one, two):
+        holder.hold()
+    assert len(seen) == 1
+    one.release()
+    one.release()
+    assert len(seen) == 1
+    two.release()
+    assert len(seen) == 2
+
+
+def fill(writer, reader, count, num_bytes):
+    """Return views of `count` results of that size, all held at once."""
+    payload = memoryview(bytearray(num_bytes))
+    return [reader.view(writer.place([payload])) for _ in range(count)]
+
+
+def test_a_round_uses_the_slots_of_the_last_one_again():
+    arena = Arena()
+    writer, reader = SlotWriter(arena), SlotReader(arena)
+    first = fill(writer, reader, 20, 8 * 2**20)
+    end = os.fstat(arena.fd).st_size
+    del first
+    writer.free(reader.take_released())
+    second = fill(writer, reader, 20, 8 * 2**20)
+    assert len(second) == 20
+    assert os.fstat(arena.fd).st_size == end
+    assert not writer.discarded
+
+
+def test_free_slots_give_way_to_a_result_that_fits_none(monkeypatch):
+    arena = Arena()
+    writer, reader = SlotWriter(arena), SlotReader(arena)
+    views = fill(writer, reader, 3, 2**20)
+    del views
+    writer.free(reader.take_released())
+    allocate = arena.allocate
+
+    def short_of_memory(num_bytes):
+        if len(writer.discarded) < 3:
+            raise OSError("no memory is left")
+        return allocate(num_bytes)
+
+    monkeypatch.setattr(arena, "allocate", short_of_memory)
+    assert len(fill(writer, reader, 1, 16 * 2**20)) == 1
+    assert sorted(writer.discarded) == [0, 1, 2]
+
+
+def test_without_room_a_result_is_refused_with_the_reason(monkeypatch):
+    arena = Arena()
+    writer = SlotWriter(arena)
+
+    def none(num_bytes):
+        raise OSError("no memory is left")
+
+    monkeypatch.setattr(arena, "allocate", none)
+    assert writer.place([memoryview(bytearray(2**20))]) is None
+    assert writer.refusal == "no memory is left"
