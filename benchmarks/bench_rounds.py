@@ -8,6 +8,7 @@ single rounds.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import statistics
 import sys
@@ -18,12 +19,12 @@ import torch
 
 import fedbench
 from fedbench.executors import EXECUTORS
-from fedbench.peers.plain import PlainLoop
 from fedbench.simulation.participation import Weighted
 from fedbench.workloads import WORKLOADS, load
 
 sys.path.insert(0, str(Path(__file__).parent))
 from interleaved import interleaved
+from plain_process import PlainProcess
 from round_workloads import ROUND_WORKLOADS
 
 SMOKE = ("logreg",)
@@ -36,8 +37,8 @@ def test_round(benchmark, name, backend):
     workload = ROUND_WORKLOADS[name]()
     benchmark.group = f"round of {name}"
     if backend == "plain":
-        loop = PlainLoop(workload)
-        benchmark.pedantic(loop.run_round, (range(workload.cohort_size),), rounds=3)
+        with PlainProcess(workload) as loop:
+            benchmark.pedantic(loop.run_round, rounds=3)
         return
     workers = None if backend == "sequential" else 2
     with fedbench.Simulation(workload, executor=backend, workers=workers) as simulation:
@@ -64,21 +65,19 @@ def compare(workload, sides, repeats, read):
         The seconds of every side, the plain loop first, and what was read, both by name.
     """
     torch.set_num_threads(1)
-    loop = PlainLoop(workload)
     cohort = range(workload.cohort_size)
-    first = Weighted([float(client in cohort) for client in range(loop.dataset.num_clients)])
-    simulations = {
-        name: fedbench.Simulation(workload, participation=first, **options)
-        for name, options in sides.items()
-    }
-    try:
-        runs = {"plain": lambda: loop.run_round(cohort)}
+    num_clients = workload.dataset().num_clients
+    first = Weighted([float(client in cohort) for client in range(num_clients)])
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(PlainProcess(workload))
+        simulations = {
+            name: stack.enter_context(fedbench.Simulation(workload, participation=first, **options))
+            for name, options in sides.items()
+        }
+        runs = {"plain": plain.run_round}
         runs |= {name: simulation.run_round for name, simulation in simulations.items()}
         seconds = interleaved(runs, repeats)
         return seconds, {name: read(simulation) for name, simulation in simulations.items()}
-    finally:
-        for simulation in simulations.values():
-            simulation.close()
 
 
 def find(name):
