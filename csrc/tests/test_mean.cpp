@@ -174,6 +174,82 @@ TEST(known_roundings) {
     CHECK_EQUAL(mean_of({0x1p-149F, 0x1p-148F}, {1, 1}), 0x1p-148F);
 }
 
+// Pairs of all kinds of floats, each where a vector holds it, and where the last, partial one does.
+TEST(the_mean_of_two_is_that_of_the_exact_path) {
+    const std::uint32_t ordinary = std::bit_cast<std::uint32_t>(1.0F);
+    std::vector<std::uint32_t> kinds = {0, 1, 2, 3, ordinary, ordinary + 1, ordinary + 2};
+    for (const std::uint32_t near : {0x00800000U, kLeastHalved, 0x7f000000U, 0x7f800000U}) {
+        for (std::uint32_t i = 0; i < 5; ++i) kinds.push_back(near + i - 3);
+    }
+    for (std::size_t i = kinds.size(); i-- > 0;) kinds.push_back(kinds[i] | 0x80000000U);
+    const auto plan = plan_weights(std::vector<double>{7.0, 7.0}, std::nullopt);
+    constexpr std::size_t size = 19;
+    for (const std::uint32_t a : kinds) {
+        for (const std::uint32_t b : kinds) {
+            for (const std::size_t at : {0U, 7U, 18U}) {
+                GuardedBuffer<std::uint32_t> one(size, 4);
+                GuardedBuffer<std::uint32_t> other(size, 2);
+                for (std::size_t i = 0; i < size; ++i) one.set(i, i == at ? a : ordinary);
+                for (std::size_t i = 0; i < size; ++i) other.set(i, i == at ? b : ordinary + 3);
+                const std::array<const void*, 2> rows = {one.address(), other.address()};
+                GuardedBuffer<std::uint32_t> expected(size);
+                GuardedBuffer<std::uint32_t> result(size, 4);
+                MeanSegment segment = {rows.data(), size, DType::float32, expected.address(),
+                                       DType::float32};
+                bool finite = true;
+                for (std::size_t i = 0; i < size; ++i)
+                    finite &= fedbench::detail::exact_mean_at(plan, segment, i);
+                segment.out = result.address();
+                for (const IsaLevel level : available_isas()) {
+                    fedbench::testing::trying("a", a, "b", b, "at", at, "level", isa_name(level));
+                    CHECK(mean(plan, {&segment, 1}, level) == finite);
+                    CHECK(result.intact());
+                    for (std::size_t i = 0; i < size; ++i)
+                        CHECK_EQUAL(result.get(i), expected.get(i));
+                }
+            }
+        }
+    }
+}
+
+TEST(many_segments_with_large_results_are_the_means_of_each) {
+    std::mt19937_64 random(6);
+    const std::vector<std::size_t> sizes = {64, 3, kStreamBytes / 8 + 21, 0, 777, kStreamBytes / 8};
+    for (const std::size_t clients : {2U, 5U}) {
+        std::vector<Bytes> buffers;
+        std::vector<std::vector<const void*>> rows(sizes.size());
+        std::vector<MeanSegment> segments;
+        std::vector<MeanSegment> references;
+        buffers.reserve(sizes.size() * (clients + 2));
+        for (std::size_t s = 0; s < sizes.size(); ++s) {
+            for (std::size_t k = 0; k < clients; ++k) {
+                buffers.emplace_back(4 * sizes[s], k);
+                fill(buffers.back(), DType::float32, random, true);
+                rows[s].push_back(buffers.back().address());
+            }
+            buffers.emplace_back(4 * sizes[s], s == 4 ? 4 : 0);
+            segments.push_back({rows[s].data(), sizes[s], DType::float32, buffers.back().address(),
+                                DType::float32});
+            buffers.emplace_back(4 * sizes[s]);
+            references.push_back(segments.back());
+            references.back().out = buffers.back().address();
+        }
+        const auto plan = plan_weights(some_weights(0, clients, random), std::nullopt);
+        for (const MeanSegment& reference : references)
+            CHECK(mean(plan, {&reference, 1}, IsaLevel::portable));
+        set_num_threads(3);
+        for (const IsaLevel level : available_isas()) {
+            CHECK(mean(plan, segments, level));
+            for (std::size_t s = 0; s < sizes.size(); ++s) {
+                CHECK(std::memcmp(segments[s].out, references[s].out, 4 * sizes[s]) == 0);
+                std::memset(segments[s].out, 0, 4 * sizes[s]);
+            }
+        }
+        set_num_threads(1);
+        for (const Bytes& buffer : buffers) CHECK(buffer.intact());
+    }
+}
+
 TEST(weights_become_small_integers_where_possible) {
     const std::vector<double> quarters = {0.25, 0.5, 1.25};
     const auto plan = plan_weights(quarters, std::nullopt);

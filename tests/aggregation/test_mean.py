@@ -366,6 +366,23 @@ def test_large_results_reuse_memory_and_outlive_their_pool() -> None:
     assert third.__array_interface__["data"][0] == address
 
 
+@pytest.mark.parametrize("clients", [2, 3])
+def test_large_entries_may_start_anywhere_among_the_coordinates(clients) -> None:
+    """Threads get parts of large results whose starts do not lie at cache lines."""
+    rng = np.random.default_rng(0)
+    flat = rng.standard_normal((clients, (2 << 20) + 1003)).astype(np.float32)
+    states = [{"odd": row[:1003], "large": row[1003:]} for row in flat]
+    out = {"odd": np.zeros(1003, np.float32), "large": np.zeros(2 << 20, np.float32)}
+    before = aggregation.get_num_threads()
+    aggregation.set_num_threads(1)
+    expected = aggregation.mean(list(flat))
+    for threads in (1, 2, 3):
+        aggregation.set_num_threads(threads)
+        for result in (aggregation.mean(states), aggregation.mean(states, out=out)):
+            assert result["odd"].tobytes() + result["large"].tobytes() == expected.tobytes()
+    aggregation.set_num_threads(before)
+
+
 def test_thread_count_setting() -> None:
     before = aggregation.get_num_threads()
     aggregation.set_num_threads(3)

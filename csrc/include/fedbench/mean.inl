@@ -1,5 +1,7 @@
 // Included by mean.hpp once per instruction set. mean.hpp explains and proves what is done here.
 
+#include "fedbench/mean_of_two.inl"
+
 namespace fedbench::FEDBENCH_ISA {
 
 // Coordinates per step of the narrow path: several vectors, because the additions to one sum wait
@@ -90,10 +92,6 @@ inline void join_range(const Sums<Type>& sums, bool first, NarrowTile& tile) {
     tile.largest = first ? largest : std::max(tile.largest, largest);
     tile.smallest = first ? smallest : std::min(tile.smallest, smallest);
 }
-
-// How far ahead of its use a row is fetched, in bytes, into the second-level cache: the hardware
-// follows so many streams only part of the way.
-inline constexpr std::size_t kPrefetch = 2048;
 
 // Coordinates [offset, offset + size) of some rows and the rows' weights; whether it is the first
 // visit to a tile.
@@ -294,11 +292,8 @@ struct NarrowBounds {
     f64v error;  // times m: delta of case (b)
     int spread_limit;
     bool power_of_two;
-    bool stream;
 
     NarrowBounds(const WeightPlan& plan, const MeanSegment& segment) {
-        const auto address = reinterpret_cast<std::size_t>(segment.out);
-        stream = address % 64 == 0 && segment.size * 4 >= kStreamBytes;
         divisor = splat(plan.scaled_divisor);
         reciprocal = splat(1.0 / plan.scaled_divisor);
         error = splat((static_cast<double>(plan.scaled.size()) + 12.0) * 0x1p-53 * plan.scaled_sum);
@@ -389,14 +384,14 @@ FEDBENCH_INLINE void round_ends(const NarrowBounds& bounds, f64v sum, f64v delta
 template <class Out>
 inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment,
                           std::size_t clients, std::size_t offset, std::byte* out, std::size_t size,
-                          const NarrowTile& tile, bool tracked, Unproved& unproved) {
+                          bool stream, const NarrowTile& tile, bool tracked, Unproved& unproved) {
     const bool finite = tile.largest < 0x7f800000U;
     const int spread = static_cast<int>(tile.largest >> 23) - static_cast<int>(tile.smallest >> 23);
     const bool exact = tracked && finite && spread <= bounds.spread_limit;
     if (exact && bounds.power_of_two) {
         for (std::size_t i = 0; i < size; i += kLanes) {
             const u32h bits = exact_quotients<Out>(bounds, load<f64v>(tile.sum + i));
-            put_lanes<Out>(out, i, size, bits, bounds.stream);
+            put_lanes<Out>(out, i, size, bits, stream);
         }
         return;
     }
@@ -420,21 +415,21 @@ inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment
                 if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
             }
         }
-        put_lanes<Out>(out, i, size, bits, bounds.stream);
+        put_lanes<Out>(out, i, size, bits, stream);
     }
 }
 
 // One tile of the narrow path.
 template <class Out>
-inline void narrow_tile(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
-                        std::size_t size, Unproved& unproved) {
+inline void narrow_tile(const WeightPlan& plan, const NarrowBounds& bounds,
+                        const MeanSegment& segment, std::size_t offset, std::size_t size,
+                        bool stream, Unproved& unproved) {
     // Small divisors make ties common; only exact sums decide them.
     const bool track = plan.integers && plan.scaled_divisor <= 128.0;
-    const NarrowBounds bounds(plan, segment);
     std::byte* out = static_cast<std::byte*>(segment.out) + offset * item_size(Out::dtype);
     NarrowTile tile;
     fold_narrow(plan, segment, offset, size, track, tile);
-    finish_narrow<Out>(bounds, segment, plan.scaled.size(), offset, out, size, tile, track,
+    finish_narrow<Out>(bounds, segment, plan.scaled.size(), offset, out, size, stream, tile, track,
                        unproved);
 }
 
@@ -585,15 +580,24 @@ struct ToFloat64 {
 };
 
 // Coordinates [begin, end) of a segment. Returns whether all inputs were finite.
+// `past_caches`: no cache would hold the results of the call.
 inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::size_t begin,
-                       std::size_t end) {
+                       std::size_t end, bool past_caches) {
     bool finite = true;
     Unproved unproved;
+    const NarrowBounds bounds(plan, segment);
+    const bool two = is_mean_of_two(plan, segment);
+    const std::size_t item = item_size(segment.out_dtype);
     const bool wide = segment.dtype == DType::float64 || segment.out_dtype == DType::float64;
-    for (std::size_t offset = begin; offset < end; offset += kMeanTile) {
-        const std::size_t size = std::min(kMeanTile, end - offset);
-        auto* out = static_cast<std::byte*>(segment.out) + offset * item_size(segment.out_dtype);
+    std::size_t size = 0;
+    for (std::size_t offset = begin; offset < end; offset += size) {
+        auto* out = static_cast<std::byte*>(segment.out) + offset * item;
+        // Results may start anywhere; the first tile ends at a cache line, where the others start.
+        const std::size_t past_line = reinterpret_cast<std::size_t>(out) % 64;
+        size = std::min(kMeanTile - past_line / item, end - offset);
+        const bool stream = past_caches && past_line == 0;
         unproved.count = 0;
+        if (two && mean_of_two_tile(segment, offset, size, stream)) continue;
         if (plan.exact_only) {
             for (std::size_t i = 0; i < size; ++i) unproved.add(1, i, size);
         } else if (wide) {
@@ -616,13 +620,13 @@ inline bool mean_range(const WeightPlan& plan, const MeanSegment& segment, std::
         } else {
             switch (segment.out_dtype) {
                 case DType::float16:
-                    narrow_tile<ToFloat16>(plan, segment, offset, size, unproved);
+                    narrow_tile<ToFloat16>(plan, bounds, segment, offset, size, stream, unproved);
                     break;
                 case DType::bfloat16:
-                    narrow_tile<ToBFloat16>(plan, segment, offset, size, unproved);
+                    narrow_tile<ToBFloat16>(plan, bounds, segment, offset, size, stream, unproved);
                     break;
                 default:
-                    narrow_tile<ToFloat32>(plan, segment, offset, size, unproved);
+                    narrow_tile<ToFloat32>(plan, bounds, segment, offset, size, stream, unproved);
                     break;
             }
         }

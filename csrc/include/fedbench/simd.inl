@@ -144,6 +144,9 @@ FEDBENCH_INLINE void store_u16(void* to, u32h value) {
 FEDBENCH_INLINE void stream_store(void* to, u32h value) {
     _mm256_stream_si256(static_cast<__m256i*>(to), bits_as<__m256i>(value));
 }
+FEDBENCH_INLINE void stream_store(void* to, Full<std::uint32_t>::type value) {
+    _mm512_stream_si512(static_cast<__m512i*>(to), bits_as<__m512i>(value));
+}
 #elif FEDBENCH_ISA_LEVEL == 1
 FEDBENCH_INLINE f64v widen(f32h value) {
     return _mm256_cvtps_pd(value);
@@ -174,6 +177,9 @@ FEDBENCH_INLINE void store_u16(void* to, u32h value) {
 }
 FEDBENCH_INLINE void stream_store(void* to, u32h value) {
     _mm_stream_si128(static_cast<__m128i*>(to), bits_as<__m128i>(value));
+}
+FEDBENCH_INLINE void stream_store(void* to, Full<std::uint32_t>::type value) {
+    _mm256_stream_si256(static_cast<__m256i*>(to), bits_as<__m256i>(value));
 }
 #else
 FEDBENCH_INLINE f64v widen(f32h value) {
