@@ -328,15 +328,23 @@ def outputs(updates: Updates, out: Any) -> dict[str | None, Buffer]:
         if not isinstance(out, Mapping):
             raise TypeError(f"out must be a mapping like the updates, got {type(out).__name__}.")
         require_names(out, updates.names, "out", "updates[0]")
-    result = {entry.name: _output(_part(out, entry.name), entry) for entry in updates.floating}
+    result = {entry.name: _output(part_of(out, entry.name), entry) for entry in updates.floating}
     if out is not None:
         _check_memory(updates, out, result)
         announce_writes(result.values())
     return result
 
 
-def _part(out: Any, name: str | None) -> Any:
-    return out if out is None or name is None else out[name]
+def part_of(out: Any, name: str | None) -> Any:
+    """Return the array of `out` for an entry: ``None`` only if `out` is that itself."""
+    if out is None or name is None:
+        return out
+    if out[name] is None:
+        raise TypeError(
+            f"out[{name!r}] must be an array like the updates', got None. Pass one for each entry, "
+            "or leave out= away for new arrays."
+        )
+    return out[name]
 
 
 def _output(array: Any, entry: Entry) -> Buffer:
@@ -353,7 +361,7 @@ def _check_memory(updates: Updates, out: Any, floating: dict[str | None, Buffer]
     """Refuse an `out` that overlaps the updates, or itself where the updates do not."""
     targets = dict(floating)
     for entry in updates.other:
-        targets[entry.name] = _output(_part(out, entry.name), entry)
+        targets[entry.name] = _output(part_of(out, entry.name), entry)
     entries = {entry.name: entry for entry in updates.entries}
     for name, original in updates.tied.items():
         spec = replace(entries[original], name=name)

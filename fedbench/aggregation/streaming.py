@@ -356,8 +356,7 @@ class StreamingMean:
         entries = self._floating() if out is None else self._entries
         result = {}
         for entry in entries:
-            array = out if out is None or entry.name is None else out[entry.name]
-            result[entry.name] = _updates.output(array, entry)
+            result[entry.name] = _updates.output(_updates.part_of(out, entry.name), entry)
         if out is not None:
             require_apart((f"out[{name!r}]", buffer) for name, buffer in result.items())
             announce_writes(result.values())

@@ -351,3 +351,10 @@ def test_memory_is_bounded_by_the_model() -> None:
     for _ in range(200):
         mean.add((rng.standard_normal(size) * 0.01).astype(np.float32), int(rng.integers(1, 500)))
     assert mean.nbytes <= 3 * 8 * size
+
+
+def test_an_output_without_an_array_for_an_entry_is_refused() -> None:
+    total = StreamingMean({"w": np.zeros(2, np.float32)})
+    total.add({"w": np.ones(2, np.float32)})
+    with pytest.raises(TypeError, match=r"out\['w'\] must be an array like the updates', got None"):
+        total.result(out={"w": None})
