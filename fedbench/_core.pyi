@@ -4,7 +4,7 @@ A buffer is a C-contiguous numpy array, or the address of a torch tensor's first
 int; the caller keeps what is behind an address alive for the length of the call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,9 @@ def plain_numpy_rows(rows: list[Any]) -> tuple[list[int], int, tuple[int, ...], 
 def plain_torch_rows(
     rows: list[Any], exchange_api: Any
 ) -> tuple[list[int], int, tuple[int, ...], int] | None: ...
+def plain_entries(
+    row: Any, names: list[str], exchange_api: Any
+) -> tuple[list[int], tuple[int, ...], tuple[tuple[int, ...], ...]] | None: ...
 def first_overlap(
     outs: list[_Buffer], out_bytes: Sequence[int], rows: list[_Buffer], bytes: Sequence[int]
 ) -> int | None: ...
@@ -36,7 +39,14 @@ def mean(
     weights: Sequence[float] | npt.NDArray[np.float64],
     total_weight: float | None,
 ) -> bool: ...
-def mean_of_plain(rows: list[Any], out: Any, weights: Any, exchange_api: Any) -> bool | None: ...
+def mean_of_plain(
+    rows: list[Any],
+    names: list[str] | None,
+    out: Any,
+    weights: Any,
+    exchange_api: Any,
+    make: Callable[[int, tuple[int, ...]], Any],
+) -> tuple[bool, list[Any]] | None: ...
 def first_nonfinite(
     rows: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]
 ) -> tuple[int, int] | None: ...

@@ -72,40 +72,114 @@ std::optional<std::vector<double>> plain_weights(const py::object& weights, std:
     return values;
 }
 
-// Whether one of the rows shares memory with `out`, an array like them.
-bool overlaps(const PlainRows& rows, const void* out) {
-    const auto bytes = static_cast<std::uintptr_t>(rows.count) * item_size(rows.dtype);
-    const auto target = reinterpret_cast<std::uintptr_t>(out);
-    return std::any_of(rows.addresses.begin(), rows.addresses.end(), [&](const void* row) {
-        const auto start = reinterpret_cast<std::uintptr_t>(row);
-        return start < target + bytes && target < start + bytes;
-    });
+// The extents of arrays that hold anything.
+void add_extents(const PlainRows& rows, std::vector<Extent>& extents) {
+    const std::size_t bytes = static_cast<std::size_t>(rows.count) * item_size(rows.dtype);
+    if (bytes == 0) return;
+    for (const void* address : rows.addresses) {
+        const auto start = reinterpret_cast<std::uintptr_t>(address);
+        extents.push_back({start, start + bytes});
+    }
 }
 
-// The mean of plain rows into a plain array like them, with positive weights: whether all was
-// finite, or nothing where any of that is not so and nothing was written.
-std::optional<bool> mean_of_plain(const py::list& rows, const py::object& out,
-                                  const py::object& weights, const py::object& exchange_api) {
-    py::list outs(1);
-    outs[0] = out;
-    const bool torch = !exchange_api.is_none();
-    const auto inspect = [&](const py::list& arrays) {
-        return torch ? inspect_torch(arrays, exchange_api) : inspect_numpy(arrays);
-    };
-    const auto inputs = inspect(rows);
-    if (!inputs) return std::nullopt;
-    const auto target = inspect(outs);
-    if (!target || target->dtype != inputs->dtype || target->shape != inputs->shape ||
-        (!torch && !py::array(out).writeable()) || overlaps(*inputs, target->addresses[0])) {
-        return std::nullopt;
+// Plain updates entry by entry: an unnamed one of arrays, or those of mappings.
+struct PlainUpdates {
+    std::vector<py::list> arrays;  // of each entry, one per client
+    std::vector<PlainRows> entries;
+};
+
+// The arrays of each entry: one of each row, itself or by name.
+std::optional<std::vector<py::list>> arrays_of(const py::list& rows, const py::object& names) {
+    if (names.is_none()) return std::vector<py::list>{rows};
+    return arrays_by_name(rows, names);
+}
+
+std::optional<PlainUpdates> inspect_updates(const py::list& rows, const py::object& names,
+                                            const Inspection& inspection) {
+    auto arrays = arrays_of(rows, names);
+    if (!arrays) return std::nullopt;
+    PlainUpdates updates{std::move(*arrays), {}};
+    std::vector<const void*> starts;
+    for (const py::list& entry : updates.arrays) {
+        auto inspected = inspection.of(entry);
+        if (!inspected) return std::nullopt;
+        if (inspected->count > 0) starts.push_back(inspected->addresses[0]);
+        updates.entries.push_back(std::move(*inspected));
     }
-    const auto values = plain_weights(weights, inputs->addresses.size());
+    std::sort(starts.begin(), starts.end());
+    const bool tied = std::adjacent_find(starts.begin(), starts.end()) != starts.end();
+    return tied ? std::nullopt : std::optional(std::move(updates));
+}
+
+// Where the means of the entries go: `out`, an array or a mapping, or what `make` returns for a
+// dtype code and a shape. Nothing if `out` does not fit or shares memory.
+std::optional<std::vector<PlainRows>> inspect_targets(const PlainUpdates& updates,
+                                                      const py::list& targets,
+                                                      const Inspection& inspection) {
+    std::vector<PlainRows> result;
+    std::vector<Extent> written;
+    std::vector<Extent> read;
+    for (std::size_t i = 0; i < updates.entries.size(); ++i) {
+        const PlainRows& entry = updates.entries[i];
+        py::list one(1);
+        one[0] = targets[i];
+        auto target = inspection.of(one);
+        if (!target || target->dtype != entry.dtype || target->shape != entry.shape) return {};
+        if (!inspection.torch() && !py::reinterpret_borrow<py::array>(targets[i]).writeable())
+            return {};
+        add_extents(*target, written);
+        add_extents(entry, read);
+        result.push_back(std::move(*target));
+    }
+    if (first_overlap(written, std::move(read)) || any_overlap(std::move(written))) return {};
+    return result;
+}
+
+py::list made_targets(const PlainUpdates& updates, const py::function& make) {
+    py::list targets;
+    for (const PlainRows& entry : updates.entries)
+        targets.append(make(static_cast<int>(entry.dtype), shape_of(entry)));
+    return targets;
+}
+
+// The mean of plain updates, arrays or mappings of `names`, with positive weights: whether all was
+// finite and the targets entry by entry, or nothing where any of that is not so and nothing was
+// written. Targets are `out`, like an update, or what `make` returns for a dtype code and a shape.
+std::optional<std::pair<bool, py::list>> mean_of_plain(
+    const py::list& rows, const py::object& names, const py::object& out, const py::object& weights,
+    const py::object& exchange_api, const py::function& make) {
+    if (rows.empty()) return std::nullopt;
+    const Inspection inspection(exchange_api);
+    const auto values = plain_weights(weights, rows.size());
     if (!values) return std::nullopt;
-    const py::gil_scoped_release no_gil;
-    const MeanSegment segment{inputs->addresses.data(), static_cast<std::size_t>(inputs->count),
-                              inputs->dtype, const_cast<void*>(target->addresses[0]),
-                              inputs->dtype};
-    return mean(plan_weights(*values, std::nullopt), {&segment, 1});
+    const auto updates = inspect_updates(rows, names, inspection);
+    if (!updates) return std::nullopt;
+    py::list targets;
+    if (out.is_none()) {
+        targets = made_targets(*updates, make);
+    } else {
+        py::list outs(1);
+        outs[0] = out;
+        const auto given = arrays_of(outs, names);
+        if (!given) return std::nullopt;
+        for (const py::list& one : *given) targets.append(one[0]);
+    }
+    const auto results = inspect_targets(*updates, targets, inspection);
+    if (!results) return std::nullopt;
+    std::vector<MeanSegment> segments;
+    segments.reserve(results->size());
+    for (std::size_t i = 0; i < results->size(); ++i) {
+        const PlainRows& entry = updates->entries[i];
+        segments.push_back({entry.addresses.data(), static_cast<std::size_t>(entry.count),
+                            entry.dtype, const_cast<void*>((*results)[i].addresses[0]),
+                            entry.dtype});
+    }
+    bool finite = false;
+    {
+        const py::gil_scoped_release no_gil;
+        finite = mean(plan_weights(*values, std::nullopt), segments);
+    }
+    return std::make_pair(finite, std::move(targets));
 }
 
 // (segment, index) of the first non-finite element of one client, or nothing.
@@ -131,10 +205,10 @@ void bind_mean(py::module_& m) {
     m.def("mean", &mean_into, py::arg("rows"), py::arg("sizes"), py::arg("dtypes"), py::arg("outs"),
           py::arg("out_dtypes"), py::arg("weights"), py::arg("total_weight"),
           "Correctly rounded weighted mean of every segment; returns whether all was finite.");
-    m.def("mean_of_plain", &mean_of_plain, py::arg("rows"), py::arg("out"), py::arg("weights"),
-          py::arg("exchange_api"),
-          "Mean of plain rows, torch tensors if there is an exchange API; returns whether all was "
-          "finite, or None for arguments that need Python's inspection.");
+    m.def("mean_of_plain", &mean_of_plain, py::arg("rows"), py::arg("names"), py::arg("out"),
+          py::arg("weights"), py::arg("exchange_api"), py::arg("make"),
+          "(whether all was finite, targets) of the mean of plain arrays or mappings of names to "
+          "them, or None for arguments that need Python's inspection; see the source.");
     m.def("first_nonfinite", &first_nonfinite_of, py::arg("rows"), py::arg("sizes"),
           py::arg("dtypes"), "(segment, index) of a client's first non-finite element, or None.");
 }

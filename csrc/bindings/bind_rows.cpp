@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "array_args.hpp"
@@ -20,17 +21,17 @@ namespace fedbench::bindings {
 
 namespace {
 
+py::object handle_of(const void* address) {
+    return py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(const_cast<void*>(address)));
+}
+
 // Addresses, dtype code, shape and number of elements, for Python.
 std::optional<py::tuple> as_tuple(const std::optional<PlainRows>& rows) {
     if (!rows) return std::nullopt;
     py::list handles(rows->addresses.size());
-    for (std::size_t k = 0; k < rows->addresses.size(); ++k) {
-        handles[k] = py::reinterpret_steal<py::object>(
-            PyLong_FromVoidPtr(const_cast<void*>(rows->addresses[k])));
-    }
-    py::tuple sizes(rows->shape.size());
-    for (std::size_t d = 0; d < rows->shape.size(); ++d) sizes[d] = py::int_(rows->shape[d]);
-    return py::make_tuple(std::move(handles), static_cast<int>(rows->dtype), std::move(sizes),
+    for (std::size_t k = 0; k < rows->addresses.size(); ++k)
+        handles[k] = handle_of(rows->addresses[k]);
+    return py::make_tuple(std::move(handles), static_cast<int>(rows->dtype), shape_of(*rows),
                           rows->count);
 }
 
@@ -67,9 +68,10 @@ std::optional<DType> torch_dtype(const dlpack::Tensor& tensor) {
 
 bool is_contiguous(const dlpack::Tensor& tensor) {
     if (tensor.strides == nullptr) return true;
+    const std::int64_t* const shape = tensor.shape;
+    if (std::find(shape, shape + tensor.ndim, 0) != shape + tensor.ndim) return true;
     std::int64_t expected = 1;
     for (std::int32_t d = tensor.ndim; d-- > 0;) {
-        if (tensor.shape[d] == 0) return true;
         if (tensor.shape[d] != 1 && tensor.strides[d] != expected) return false;
         expected *= tensor.shape[d];
     }
@@ -134,7 +136,8 @@ std::optional<PlainRows> inspect_numpy(const py::list& rows) {
     for (const py::handle row : rows) {
         if (Py_TYPE(row.ptr()) != type) return std::nullopt;
         const auto array = py::reinterpret_borrow<py::array>(row);
-        constexpr int wanted = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+        constexpr int wanted =
+            int{py::array::c_style} | int{py::detail::npy_api::NPY_ARRAY_ALIGNED_};
         if ((array.flags() & wanted) != wanted) return std::nullopt;
         const auto dtype = numpy_dtype(array.dtype());
         if (!dtype ||
@@ -181,48 +184,119 @@ std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& 
     return result;
 }
 
+std::optional<PlainRows> Inspection::of(const py::list& arrays) const {
+    return exchange_api_.is_none() ? inspect_numpy(arrays) : inspect_torch(arrays, exchange_api_);
+}
+
+py::tuple shape_of(const PlainRows& rows) {
+    py::tuple shape(rows.shape.size());
+    for (std::size_t d = 0; d < rows.shape.size(); ++d) shape[d] = py::int_(rows.shape[d]);
+    return shape;
+}
+
+std::optional<std::vector<py::list>> arrays_by_name(const py::list& rows, const py::list& names) {
+    for (const py::handle row : rows) {
+        if (PyDict_Check(row.ptr()) == 0 || py::len(row) != names.size()) return std::nullopt;
+    }
+    std::vector<py::list> result;
+    result.reserve(names.size());
+    for (const py::handle name : names) {
+        py::list arrays(rows.size());
+        for (std::size_t k = 0; k < rows.size(); ++k) {
+            PyObject* array = PyObject_GetItem(rows[k].ptr(), name.ptr());
+            if (array == nullptr) {
+                if (PyErr_ExceptionMatches(PyExc_KeyError) == 0) throw py::error_already_set();
+                PyErr_Clear();
+                return std::nullopt;
+            }
+            arrays[k] = py::reinterpret_steal<py::object>(array);
+        }
+        result.push_back(std::move(arrays));
+    }
+    return result;
+}
+
+std::optional<std::size_t> first_overlap(const std::vector<Extent>& targets,
+                                         std::vector<Extent> others) {
+    std::sort(others.begin(), others.end(),
+              [](const Extent& a, const Extent& b) { return a.start < b.start; });
+    // Among those that start before a target ends, the one that reaches farthest decides.
+    std::vector<std::uintptr_t> reach;
+    reach.reserve(others.size());
+    for (const Extent& other : others) {
+        reach.push_back(reach.empty() ? other.stop : std::max(reach.back(), other.stop));
+    }
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+        const auto before = std::partition_point(
+            others.begin(), others.end(),
+            [&](const Extent& other) { return other.start < targets[t].stop; });
+        const auto count = static_cast<std::size_t>(before - others.begin());
+        if (count > 0 && reach[count - 1] > targets[t].start) return t;
+    }
+    return std::nullopt;
+}
+
+bool any_overlap(std::vector<Extent> extents) {
+    std::sort(extents.begin(), extents.end(),
+              [](const Extent& a, const Extent& b) { return a.start < b.start; });
+    return std::adjacent_find(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+               return b.start < a.stop;
+           }) != extents.end();
+}
+
 namespace {
 
-struct Extent {
-    std::uintptr_t start;
-    std::uintptr_t stop;
-};
+// Addresses, dtype codes and shapes of the entries of one mapping, or nothing.
+std::optional<py::tuple> plain_entries(const py::object& row, const py::list& names,
+                                       const py::object& exchange_api) {
+    const Inspection inspection(exchange_api);
+    py::list rows(1);
+    rows[0] = row;
+    const auto arrays = arrays_by_name(rows, names);
+    if (!arrays) return std::nullopt;
+    py::list addresses(names.size());
+    py::tuple codes(names.size());
+    py::tuple shapes(names.size());
+    for (std::size_t i = 0; i < arrays->size(); ++i) {
+        const auto entry = inspection.of((*arrays)[i]);
+        if (!entry) return std::nullopt;
+        addresses[i] = handle_of(entry->addresses[0]);
+        codes[i] = py::int_(static_cast<int>(entry->dtype));
+        shapes[i] = shape_of(*entry);
+    }
+    return py::make_tuple(std::move(addresses), std::move(codes), std::move(shapes));
+}
 
 // The position of the first output whose memory overlaps that of a row. All are given as handles
 // and sizes in bytes; rows[s * clients + k] has sizes[s].
-std::optional<std::size_t> first_overlap(const py::list& outs,
-                                         const std::vector<std::size_t>& out_bytes,
-                                         const py::list& rows,
-                                         const std::vector<std::size_t>& bytes) {
+std::optional<std::size_t> first_overlap_of(const py::list& outs,
+                                            const std::vector<std::size_t>& out_bytes,
+                                            const py::list& rows,
+                                            const std::vector<std::size_t>& bytes) {
     const std::vector<const void*> targets = input_addresses(outs);
     const std::vector<const void*> inputs = input_addresses(rows);
     require_count("out_bytes", out_bytes.size(), targets.size());
     if (bytes.empty()) return std::nullopt;
     const std::size_t clients = inputs.size() / bytes.size();
     require_count("rows", inputs.size(), clients * bytes.size());
-    std::vector<Extent> extents;
-    extents.reserve(inputs.size());
+    const auto extent = [](const void* address, std::size_t size) {
+        const auto start = reinterpret_cast<std::uintptr_t>(address);
+        return Extent{start, start + size};
+    };
+    std::vector<Extent> others;
+    others.reserve(inputs.size());
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-        const auto start = reinterpret_cast<std::uintptr_t>(inputs[i]);
-        if (bytes[i / clients] > 0) extents.push_back({start, start + bytes[i / clients]});
+        if (bytes[i / clients] > 0) others.push_back(extent(inputs[i], bytes[i / clients]));
     }
-    std::sort(extents.begin(), extents.end(),
-              [](const Extent& a, const Extent& b) { return a.start < b.start; });
-    // Among the rows that start before an output ends, the one that reaches farthest decides.
-    std::vector<std::uintptr_t> reach;
-    reach.reserve(extents.size());
-    for (const Extent& extent : extents) {
-        reach.push_back(reach.empty() ? extent.stop : std::max(reach.back(), extent.stop));
-    }
+    std::vector<Extent> written;
+    std::vector<std::size_t> positions;
     for (std::size_t o = 0; o < targets.size(); ++o) {
-        const auto start = reinterpret_cast<std::uintptr_t>(targets[o]);
-        const auto before = std::partition_point(
-            extents.begin(), extents.end(),
-            [&](const Extent& extent) { return extent.start < start + out_bytes[o]; });
-        const auto count = static_cast<std::size_t>(before - extents.begin());
-        if (out_bytes[o] > 0 && count > 0 && reach[count - 1] > start) return o;
+        if (out_bytes[o] == 0) continue;
+        written.push_back(extent(targets[o], out_bytes[o]));
+        positions.push_back(o);
     }
-    return std::nullopt;
+    const auto at = first_overlap(written, std::move(others));
+    return at ? std::optional(positions[*at]) : std::nullopt;
 }
 
 }  // namespace
@@ -239,8 +313,12 @@ void bind_rows(py::module_& m) {
         },
         py::arg("rows"), py::arg("exchange_api"),
         "(addresses, dtype code, shape, size) of torch tensors that agree, or None.");
-    m.def("first_overlap", &first_overlap, py::arg("outs"), py::arg("out_bytes"), py::arg("rows"),
-          py::arg("bytes"), "Position of the first output that overlaps a row, or None.");
+    m.def("plain_entries", &plain_entries, py::arg("row"), py::arg("names"),
+          py::arg("exchange_api"),
+          "(addresses, dtype codes, shapes) of a dict's plain arrays by name, or None.");
+    m.def("first_overlap", &first_overlap_of, py::arg("outs"), py::arg("out_bytes"),
+          py::arg("rows"), py::arg("bytes"),
+          "Position of the first output that overlaps a row, or None.");
 }
 
 }  // namespace fedbench::bindings

@@ -7,8 +7,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fedbench/dtype.hpp"
@@ -30,5 +32,35 @@ std::optional<PlainRows> inspect_numpy(const pybind11::list& rows);
 // the capsule that their type has as __dlpack_c_exchange_api__.
 std::optional<PlainRows> inspect_torch(const pybind11::list& rows,
                                        const pybind11::capsule& exchange_api);
+
+// How the arrays of one library are inspected: torch tensors if there is an exchange API.
+class Inspection {
+  public:
+    explicit Inspection(pybind11::object exchange_api) : exchange_api_(std::move(exchange_api)) {}
+    bool torch() const { return !exchange_api_.is_none(); }
+    std::optional<PlainRows> of(const pybind11::list& arrays) const;
+
+  private:
+    pybind11::object exchange_api_;
+};
+
+pybind11::tuple shape_of(const PlainRows& rows);
+
+// For each of the names the arrays of all rows; nothing if a row is no dict of just these names.
+std::optional<std::vector<pybind11::list>> arrays_by_name(const pybind11::list& rows,
+                                                          const pybind11::list& names);
+
+// Memory that holds at least a byte.
+struct Extent {
+    std::uintptr_t start;
+    std::uintptr_t stop;
+};
+
+// The position of the first of `targets` that overlaps one of `others`, in any order.
+std::optional<std::size_t> first_overlap(const std::vector<Extent>& targets,
+                                         std::vector<Extent> others);
+
+// Whether two of the extents overlap each other.
+bool any_overlap(std::vector<Extent> extents);
 
 }  // namespace fedbench::bindings

@@ -75,6 +75,34 @@ def address_of(handle: Any) -> int:
     return start
 
 
+def reinterpret(part: Any, dtype: str, kind: str) -> Any:
+    """Return the same memory as elements of another type."""
+    if kind == "numpy":
+        return part.view(np.dtype(dtype))
+    import torch
+
+    return part.view(getattr(torch, dtype))
+
+
+def raw_bytes(buffer: Buffer) -> bytes:
+    """Return the bytes of a buffer's elements."""
+    if buffer.kind == "numpy":
+        raw: bytes = buffer.owner.tobytes()
+        return raw
+    import torch
+
+    flat = buffer.owner.reshape(-1).view(torch.uint8)
+    return bytes(flat.numpy().tobytes())
+
+
+def copy_into(target: Any, source: Any) -> None:
+    """Copy an array into another one of its library, which may be strided."""
+    if isinstance(target, np.ndarray):
+        target[...] = source
+    else:
+        target.detach().copy_(source)
+
+
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor (then torch is imported already)."""
     torch = sys.modules.get("torch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,19 +14,24 @@ from fedbench._native import core
 from fedbench.aggregation._arrays import (
     Buffer,
     address,
+    copy_into,
     describe,
     describe_alike,
     is_array,
     item_size,
+    raw_bytes,
+    reinterpret,
 )
 from fedbench.aggregation._outputs import (
     announce_writes,
     empty,
     output_buffer,
+    refuse_overlap,
     require_apart,
     require_disjoint,
     require_no_gradient,
 )
+from fedbench.aggregation._plain import plain_entries
 from fedbench.aggregation._updates import require_names
 from fedbench.errors import LayoutError
 
@@ -178,21 +184,21 @@ class FlatLayout:
             If an entry is missing, unexpected, or has another shape, dtype or kind; nothing is
             written then.
         """
-        described = self._described(state, "state")
+        handles, _owners = self._pieces(state)
         if out is None:
             out = empty(self.kind, (self.size,), self.dtype)
         require_no_gradient(out, "out")
         target = output_buffer(out, self.kind, (self.size,), self.dtype, "out")
-        self._require_ties(described)
-        require_disjoint([("out", target)], described.values(), of="state")
+        refuse_overlap([("out", target)], handles, self._sizes, of="state")
         announce_writes([target])
         tied = dict(self.tied)
+        kept = [i for i, name in enumerate(self.names) if name not in tied]
         core.gather(
             target.handle,
             self.nbytes,
-            [described[name].handle for name in self.names if name not in tied],
-            [self.offsets[i] for i, name in enumerate(self.names) if name not in tied],
-            [self._bytes(i) for i, name in enumerate(self.names) if name not in tied],
+            [handles[i] for i in kept],
+            [self.offsets[i] for i in kept],
+            [self._sizes[i] for i in kept],
         )
         return out
 
@@ -237,15 +243,27 @@ class FlatLayout:
             self.nbytes,
             [described[name].handle for name in self.names],
             list(self.offsets),
-            [self._bytes(i) for i in range(len(self.names))],
+            self._sizes,
         )
         for name in self.names:
             if described[name].copied:
-                _copy_back(out[name], described[name].owner)
+                copy_into(out[name], described[name].owner)
         return dict(out)
 
-    def _bytes(self, index: int) -> int:
-        return math.prod(self.shapes[index]) * item_size(self.dtypes[index])
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        """The bytes of each entry."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return [math.prod(shape) * item_size(dtype) for shape, dtype in pairs]
+
+    def _pieces(self, state: Mapping[str, Any]) -> tuple[list[Any], Any]:
+        """Return the handles of a state's entries, checked, and what keeps them alive."""
+        plain = None if self.tied else plain_entries(state, self.kind, self.names)
+        if plain is not None and plain[1:] == (self.dtypes, self.shapes):
+            return plain.addresses, state
+        described = self._described(state, "state")
+        self._require_ties(described)
+        return [buffer.handle for buffer in described.values()], described
 
     def _described(
         self, state: Mapping[str, Any], where: str, *, writable: bool = False
@@ -295,16 +313,16 @@ class FlatLayout:
                 continue
             item = item_size(self.dtype)
             start = self.offsets[i] // item
-            part = flat.owner[start : start + self._bytes(i) // item]
+            part = flat.owner[start : start + self._sizes[i] // item]
             if self.dtypes[i] != self.dtype:
-                part = _reinterpret(part, self.dtypes[i], self.kind)
+                part = reinterpret(part, self.dtypes[i], self.kind)
             views[name] = part.reshape(self.shapes[i])
         return views
 
     def _require_ties(self, described: Mapping[str, Buffer]) -> None:
         for name, original in self.tied:
             a, b = described[name], described[original]
-            if address(a) != address(b) and _raw_bytes(a) != _raw_bytes(b):
+            if address(a) != address(b) and raw_bytes(a) != raw_bytes(b):
                 raise LayoutError(
                     f"state[{name!r}] must equal state[{original!r}], to which the layout ties it, "
                     "got other values."
@@ -368,29 +386,3 @@ def _offsets(
         starts[name] = end
         end += buffer.size * item_size(buffer.dtype)
     return tuple(starts.values()), end
-
-
-def _reinterpret(part: Any, dtype: str, kind: str) -> Any:
-    if kind == "numpy":
-        return part.view(np.dtype(dtype))
-    import torch
-
-    return part.view(getattr(torch, dtype))
-
-
-def _raw_bytes(buffer: Buffer) -> bytes:
-    if buffer.kind == "numpy":
-        raw: bytes = buffer.owner.tobytes()
-        return raw
-    import torch
-
-    flat = buffer.owner.reshape(-1).view(torch.uint8)
-    return bytes(flat.numpy().tobytes())
-
-
-def _copy_back(target: Any, source: Any) -> None:
-    """Copy into a strided target what was scattered into a contiguous copy of it."""
-    if isinstance(target, np.ndarray):
-        target[...] = source
-    else:
-        target.detach().copy_(source)

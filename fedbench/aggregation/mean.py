@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedbench._native import core
-from fedbench.aggregation import _arrays, _devices, _integers, _updates, _weights
+from fedbench.aggregation import _devices, _integers, _plain, _updates, _weights
 from fedbench.aggregation._arrays import DTYPE_CODES, Buffer
-from fedbench.aggregation._outputs import announce_write, empty
 from fedbench.errors import NonFiniteError
 
 __all__ = ["mean"]
@@ -113,7 +111,7 @@ def mean(
         _require_per_key(partial, updates, total_weight, out)
         return _mean_per_key(list(updates), weights, nonfinite, integers, server)
     if type(updates) is list and updates and total_weight is None and nonfinite != "drop":
-        result = _mean_of_plain(updates, weights, out, nonfinite)
+        result = _plain.mean_of_plain(updates, weights, out, nonfinite)
         if result is not None:
             return result
     collected = _updates.collect(updates)
@@ -125,34 +123,6 @@ def mean(
     buffers = _updates.outputs(collected, out)
     _average(collected, buffers, values, divisor, nonfinite)
     return assemble(collected, buffers, values, out, integers, server)
-
-
-def _mean_of_plain(updates: list[Any], weights: Any, out: Any, nonfinite: str) -> Any:
-    """Average plain arrays that agree; ``None`` for everything else, to be taken up anew.
-
-    One call of the extension does what the rest of this module does: with small updates, Python
-    would take longer than the average itself.
-    """
-    kind, api = type(updates[0]), None
-    if kind is not np.ndarray:
-        torch = sys.modules.get("torch")
-        if torch is None or kind is not torch.Tensor or (api := _arrays.exchange_api()) is None:
-            return None
-    if out is None:
-        alike = _arrays.describe_alike(updates[:1])
-        if alike is None:
-            return None
-        target = empty(alike.first.kind, alike.first.shape, alike.first.dtype)
-    elif type(out) is not kind or (api is not None and out.requires_grad):
-        return None
-    else:
-        target = out
-    finite = core.mean_of_plain(updates, target, weights, api)
-    if finite is None or (nonfinite == "raise" and not finite):
-        return None
-    if api is not None and out is not None:
-        announce_write(out)
-    return target
 
 
 def _average(

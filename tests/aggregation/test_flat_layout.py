@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedbench.aggregation import FlatLayout
+from fedbench.aggregation import FlatLayout, _arrays
 from fedbench.errors import LayoutError
 
 
@@ -217,3 +218,48 @@ def test_more_than_two_to_the_31_elements() -> None:
     flat = layout.pack(state)
     assert flat[-3:].tolist() == [1, 2, 3]
     assert layout.unpack(flat)["b"].tolist() == [1, 2, 3]
+
+
+class Mapped(dict):
+    """A mapping that is inspected entry by entry, because it may look entries up in its own way."""
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_both_ways_of_inspection_pack_the_same_bytes(library, monkeypatch) -> None:
+    if library == "torch" and _arrays.exchange_api() is None:
+        pytest.skip("this torch has no __dlpack_c_exchange_api__ (2.10 and newer have)")
+    rng = np.random.default_rng(0)
+    shapes = {"w": (3, 4), "b": (), "none": (0, 2), "c": (5,)}
+    state = {name: np.asarray(rng.standard_normal(s), np.float32) for name, s in shapes.items()}
+    state["half"] = state["c"].astype(np.float16)
+    if library == "torch":
+        state = {name: torch.from_numpy(array) for name, array in state.items()}
+    layout = FlatLayout.from_state(state)
+    shuffled = {name: state[name] for name in ("c", "half", "w", "none", "b")}
+    expected = bytes(np.asarray(layout.pack(Mapped(shuffled))))
+    out = layout.pack(state) * 0
+    monkeypatch.setattr(FlatLayout, "_described", lambda *arguments: pytest.fail("the long way"))
+    assert bytes(np.asarray(layout.pack(shuffled))) == expected
+    assert layout.pack(shuffled, out) is out
+    assert bytes(np.asarray(out)) == expected
+    aliased = state | {"w": out[:48].view(state["w"].dtype).reshape(3, 4)}
+    with pytest.raises(ValueError, match="out must not share memory with state"):
+        layout.pack(aliased, out)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (np.zeros(3, np.float32), "got numpy float32 with shape (3,)"),
+        (np.zeros(2, np.float64), "got numpy float64 with shape (2,)"),
+        (torch.zeros(2), "got torch float32 with shape (2,)"),
+        (None, "got NoneType"),
+    ],
+)
+def test_both_ways_of_inspection_name_the_entry(entry, message) -> None:
+    good = {"b": np.zeros(1, np.float32), "w": np.zeros(2, np.float32)}
+    layout = FlatLayout.from_state(good)
+    for kind in (dict, Mapped):
+        with pytest.raises((LayoutError, TypeError), match=re.escape(message)) as raised:
+            layout.pack(kind(good | {"w": entry}))
+        assert str(raised.value).startswith("state['w'] must be ")

@@ -34,8 +34,14 @@ def library(request):
     return request.param
 
 
-def api_for(library: str) -> Any:
-    return _arrays.exchange_api() if library == "torch" else None
+def short_way(library: str, rows: list[Any], out: Any, weights: Any = None) -> Any:
+    """The extension's call for plain arrays; an output of ``None`` is none to make here."""
+    api = _arrays.exchange_api() if library == "torch" else None
+    return core.mean_of_plain(rows, None, out, weights, api, refuse_to_make)
+
+
+def refuse_to_make(code: int, shape: tuple[int, ...]) -> Any:
+    raise AssertionError("an output was given")
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -45,8 +51,9 @@ def test_both_ways_give_the_same_bits(library, weights, monkeypatch) -> None:
     original = core.mean_of_plain
 
     def counted(*arguments: Any) -> Any:
-        calls.append(original(*arguments))
-        return calls[-1]
+        result = original(*arguments)
+        calls.append(result is not None and result[0])
+        return result
 
     monkeypatch.setattr(core, "mean_of_plain", counted)
     short = mean(rows, weights)
@@ -68,7 +75,7 @@ def test_both_ways_give_the_same_bits(library, weights, monkeypatch) -> None:
 def test_other_weights_take_the_long_way(library, weights) -> None:
     rows = rows_of(library)
     out = rows[0] * 0 + 7
-    assert core.mean_of_plain(rows, out, weights, api_for(library)) is None
+    assert short_way(library, rows, out, weights) is None
     assert (out == 7).all()
 
 
@@ -79,14 +86,13 @@ def test_other_weights_take_the_long_way(library, weights) -> None:
         lambda rows: rows[2],
         lambda rows: rows[0][:1],
         lambda rows: (rows[0] * 0)[::2],
-        lambda rows: None,
         lambda rows: "out",
     ],
 )
 def test_other_outputs_take_the_long_way(library, out) -> None:
     rows = rows_of(library)
     before = bits(rows)
-    assert core.mean_of_plain(rows, out(rows), None, api_for(library)) is None
+    assert short_way(library, rows, out(rows)) is None
     assert bits(rows) == before
 
 
@@ -94,7 +100,7 @@ def test_an_output_that_overlaps_in_part_takes_the_long_way(library) -> None:
     base = rows_of(library, clients=1, size=64)[0]
     rows = [base[:30], base[30:60]]
     for start in range(60):
-        assert core.mean_of_plain(rows, base[start : start + 30], None, api_for(library)) is None
+        assert short_way(library, rows, base[start : start + 30]) is None
     with pytest.raises(ValueError, match="out must not share memory with the updates"):
         mean(rows, out=base[20:50])
 
@@ -102,7 +108,7 @@ def test_an_output_that_overlaps_in_part_takes_the_long_way(library) -> None:
 def test_a_read_only_output_is_not_written() -> None:
     out = np.zeros(50, np.float32)
     out.flags.writeable = False
-    assert core.mean_of_plain(rows_of("numpy"), out, None, None) is None
+    assert short_way("numpy", rows_of("numpy"), out) is None
     with pytest.raises(ValueError, match="out must be a writable"):
         mean(rows_of("numpy"), out=out)
 
@@ -129,7 +135,11 @@ def test_values_that_are_not_finite_follow_the_policy(library) -> None:
 
 
 def test_the_extension_checks_what_it_is_given() -> None:
+    rows = rows_of("numpy")
     with pytest.raises(TypeError):
-        core.mean_of_plain(rows_of("numpy"), None, None, "no capsule")
-    assert core.mean_of_plain([], np.zeros(2, np.float32), None, None) is None
+        core.mean_of_plain(rows, None, rows[0], None, "no capsule", refuse_to_make)
+    with pytest.raises(AssertionError, match="an output was given"):
+        core.mean_of_plain(rows, None, None, None, None, refuse_to_make)
+    assert short_way("numpy", [], np.zeros(2, np.float32)) is None
+    assert core.mean_of_plain([{}], [], {}, None, None, refuse_to_make) == (True, [])
     assert aggregation.mean([np.float32([1, 2])]).tolist() == [1, 2]

@@ -47,6 +47,12 @@ def test_views_and_tensors_with_gradients_are_plain(inspect) -> None:
     assert inspect([torch.ones(2, requires_grad=True) * 2]) is not None
 
 
+@pytest.mark.parametrize("shape", [(0, 2), (2, 0, 3)])
+def test_empty_tensors_are_plain_whatever_their_strides(inspect, shape) -> None:
+    tensor = torch.from_numpy(np.ones(shape, np.float32))  # whose strides are 0
+    assert inspect([tensor]).first == describe(tensor, "x")
+
+
 @pytest.mark.parametrize("make", WITHOUT_MEMORY)
 def test_tensors_without_memory_are_left_to_the_slow_way(inspect, make) -> None:
     assert inspect([make()]) is None
