@@ -60,7 +60,7 @@ TRACEBACK = """
 from fedbench.executors import make_executor
 if __name__ == "__main__":
     def look_up_missing_client(item):
-        return {}[item]
+        return {1: 1, 2: 2}[item]
     with make_executor("processes", 2) as executor:
         executor.map(look_up_missing_client, range(3))
 """
