@@ -325,8 +325,17 @@ if "template import main" in " ".join(sys.orig_argv):
 """
 
 
-@pytest.mark.parametrize("closing", ["<&- >&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("intraop_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("intraop_threads", "closing"),
+    [
+        (1, "<&- >&-"),
+        (1, "<&- >&- 2>&-"),
+        (2, "<&- >&- 2>&-"),
+        pytest.param(1, "2>&-", marks=pytest.mark.slow),
+        pytest.param(2, "<&- >&-", marks=pytest.mark.slow),
+        pytest.param(2, "2>&-", marks=pytest.mark.slow),
+    ],
+)
 def test_closed_standard_streams_are_no_harm(tmp_path, closing, intraop_threads):
     (tmp_path / "program.py").write_text(CLOSED)
     # What an import prints in the template may not come to the caller as a message.

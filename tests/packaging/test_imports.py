@@ -68,7 +68,17 @@ def test_help_and_version_load_no_heavy_package(arguments: list[str], tmp_path: 
     assert python(code, tmp_path).splitlines()[-1].strip() == "loaded:"
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["torch", "sklearn", "fedbench"])))
+ORDERS = list(itertools.permutations(["torch", "sklearn", "fedbench"]))
+
+
+# Every second one: each two packages come in both orders. The slow tests have the others.
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(one, marks=pytest.mark.slow if place % 2 else [])
+        for place, one in enumerate(ORDERS)
+    ],
+)
 def test_any_import_order_works(order: tuple[str, ...], tmp_path: Path) -> None:
     """Two OpenMP runtimes in one process abort or deadlock in some order; ours brings none."""
     code = (
