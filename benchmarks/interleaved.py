@@ -7,7 +7,8 @@ import time
 def interleaved(candidates, repeats, calls=1):
     """Return the seconds of a call of each candidate, by name, one number per repeat.
 
-    Every repeat times every candidate once, in order; a first repeat warms up and is dropped.
+    Every repeat times every candidate once, in order. A first repeat warms up and is dropped; where
+    one is asked for, to see that the benchmark runs, it is the only one.
 
     Parameters
     ----------
@@ -20,13 +21,14 @@ def interleaved(candidates, repeats, calls=1):
         its data in the caches, whichever candidate ran before.
     """
     seconds = {name: [] for name in candidates}
-    for _ in range(repeats + 1):
+    warm_ups = 1 if repeats > 1 else 0
+    for _ in range(warm_ups + repeats):
         for name, run in candidates.items():
             begin = time.perf_counter()
             for _ in range(calls):
                 run()
             seconds[name].append((time.perf_counter() - begin) / calls)
-    return {name: values[1:] for name, values in seconds.items()}
+    return {name: values[warm_ups:] for name, values in seconds.items()}
 
 
 def ratios(seconds, reference):
