@@ -6,6 +6,8 @@
 #include <random>
 #include <vector>
 
+#include "../fuzz/fuzz_mean.cpp"  // here, not alone: the kernels are compiled once for both
+#include "../fuzz/replay.hpp"
 #include "buffers.hpp"
 #include "check.hpp"
 #include "fedbench/finite.hpp"
@@ -341,6 +343,10 @@ TEST(the_first_nonfinite_element_is_found) {
         CHECK_EQUAL(*first_nonfinite(DType::float16, halves.data(), halves.size(), level), 99U);
     }
     set_num_threads(1);
+}
+
+TEST(stored_inputs_of_the_fuzzer_are_no_harm) {
+    CHECK(fuzz::replay("mean") > 0);
 }
 
 TEST_MAIN()

@@ -4,6 +4,8 @@
 #include <random>
 #include <vector>
 
+#include "../fuzz/fuzz_streaming.cpp"  // here, not alone: the kernels are compiled once for both
+#include "../fuzz/replay.hpp"
 #include "check.hpp"
 #include "fedbench/streaming_state.hpp"
 
@@ -131,6 +133,10 @@ TEST(several_threads_give_the_same_state) {
     set_num_threads(1);
     CHECK(states[0] == states[1]);
     CHECK(states[0] == states[2]);
+}
+
+TEST(stored_inputs_of_the_fuzzer_are_no_harm) {
+    CHECK(fuzz::replay("streaming") > 0);
 }
 
 TEST_MAIN()
