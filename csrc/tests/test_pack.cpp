@@ -42,7 +42,7 @@ TEST(pieces_of_every_small_size_go_where_they_belong) {
 
 TEST(large_copies_use_several_threads_and_reach_everything) {
     set_num_threads(3);
-    std::vector<int> source((5 << 20) / 4 + 77);
+    std::vector<int> source(kStreamBytes / 4 + 70'077);
     std::iota(source.begin(), source.end(), 0);
     std::vector<int> flat(source.size());
     const std::size_t half = source.size() / 2;
@@ -52,6 +52,51 @@ TEST(large_copies_use_several_threads_and_reach_everything) {
     copy_pieces(reinterpret_cast<std::byte*>(flat.data()), pieces, CopyDirection::gather);
     CHECK(flat == source);
     set_num_threads(1);
+}
+
+TEST(copies_past_the_caches_write_every_byte_and_none_beside) {
+    for (const std::size_t size : {0UL, 1UL, 63UL, 4096UL, 16383UL, 16384UL, 16448UL, 70'001UL}) {
+        for (const std::size_t shift : {0UL, 1UL, 16UL, 63UL}) {
+            GuardedBuffer<unsigned char> source(size, 64 - shift);
+            GuardedBuffer<unsigned char> target(size, shift);
+            for (std::size_t i = 0; i < size; ++i) {
+                source.set(i, static_cast<unsigned char>(i * 7 + i / 251));
+                target.set(i, 0xee);
+            }
+            stream_copy(static_cast<std::byte*>(target.address()),
+                        static_cast<const std::byte*>(source.address()), size);
+            bool same = true;
+            for (std::size_t i = 0; i < size; ++i) same = same && target.get(i) == source.get(i);
+            CHECK(same);
+            CHECK(source.intact() && target.intact());
+        }
+    }
+}
+
+template <class T>
+void check_differences() {
+    for (const std::size_t count : {0UL, 1UL, 15UL, 2048UL, 4096UL, 5000UL, 20'011UL}) {
+        for (const std::size_t shift : {0UL, 1UL, 5UL}) {
+            GuardedBuffer<T> a(count, shift * sizeof(T));
+            GuardedBuffer<T> b(count, 0);
+            GuardedBuffer<T> to(count, 2 * shift * sizeof(T));
+            for (std::size_t i = 0; i < count; ++i) {
+                a.set(i, static_cast<T>(1) / static_cast<T>(i + 3));
+                b.set(i, static_cast<T>(i % 17) - static_cast<T>(8.1));
+            }
+            stream_difference(static_cast<T*>(to.address()), static_cast<const T*>(a.address()),
+                              static_cast<const T*>(b.address()), count);
+            bool same = true;
+            for (std::size_t i = 0; i < count; ++i) same = same && to.get(i) == a.get(i) - b.get(i);
+            CHECK(same);
+            CHECK(a.intact() && b.intact() && to.intact());
+        }
+    }
+}
+
+TEST(differences_are_those_of_the_elements) {
+    check_differences<float>();
+    check_differences<double>();
 }
 
 TEST(pooled_blocks_are_aligned_reused_and_bounded) {

@@ -15,7 +15,15 @@ from fedbench.aggregation import QuantizedUpdate, SparseUpdate
 from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
 from fedbench.registry import did_you_mean
-from fedbench.training import LocalWork, Loss, ModelState, WorkerModel, local_sgd, shuffled_batches
+from fedbench.training import (
+    LocalWork,
+    Loss,
+    ModelState,
+    WorkerModel,
+    local_sgd,
+    shuffled_batches,
+    subtract_vectors,
+)
 
 __all__ = ["Client", "ClientId", "Reduction", "ServerState", "Update", "Updates", "dense"]
 
@@ -199,7 +207,7 @@ class Client:
     def delta(self, start: ModelState) -> Tensor:
         """Return the model's parameters minus those of `start`, a new flat tensor."""
         delta = self.model.layout.empty()
-        return torch.sub(self.model.flat, start.parameters, out=delta)
+        return subtract_vectors(self.model.flat, start.parameters, delta)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from fedbench.training.components import made
 from fedbench.training.descriptions import described
 from fedbench.training.evaluation import EvaluationSums, evaluate_batches
 from fedbench.training.exchange import Exchange, Roles
+from fedbench.training.flat_vectors import copy_vector, subtract_vectors
 from fedbench.training.local_sgd import (
     LocalWork,
     SGDStep,
@@ -63,6 +64,7 @@ __all__ = [
     "WorkerModel",
     "batch_gradient",
     "checked_flag",
+    "copy_vector",
     "described",
     "evaluate_batches",
     "full_gradient",
@@ -75,6 +77,7 @@ __all__ = [
     "scheduled_lr",
     "shuffled_batches",
     "stacked_sgd",
+    "subtract_vectors",
     "vectorized_model",
     "whole",
     "worker_model",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedbench.errors import LayoutError
 from fedbench.training.exchange import Exchange
+from fedbench.training.flat_vectors import copy_vector
 from fedbench.training.parameters import ParameterLayout
 
 __all__ = ["ModelState", "OwnEntries", "WorkerModel", "worker_model"]
@@ -149,7 +150,7 @@ class WorkerModel:
                 f"the state has {state.parameters.numel()} flat parameters, the model has "
                 f"{self.flat.numel()}. Use one architecture for server and clients."
             )
-        self.flat.copy_(state.parameters)
+        copy_vector(self.flat, state.parameters)
         for name, tensor in self._carried.items():
             tensor.copy_(state.buffers[name])
         if self._own:

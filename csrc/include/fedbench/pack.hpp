@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "fedbench/copy.hpp"
 #include "fedbench/parallel.hpp"
 
 namespace fedbench {
@@ -23,7 +24,7 @@ enum class CopyDirection { gather, scatter };
 // Copies between the pieces and the flat buffer. Pieces must not overlap it, and where they are
 // written (scatter) not each other; several may name the same part of the flat buffer.
 inline void copy_pieces(std::byte* flat, std::span<const Piece> pieces, CopyDirection direction) {
-    constexpr std::size_t block = std::size_t{1} << 16;
+    constexpr std::size_t block = std::size_t{1} << 18;
     std::vector<std::size_t> ends;
     std::size_t total = 0;
     for (const Piece& piece : pieces) {
@@ -38,10 +39,10 @@ inline void copy_pieces(std::byte* flat, std::span<const Piece> pieces, CopyDire
             const std::size_t skip = begin - (ends[at] - piece.size);
             const std::size_t size = std::min(end, ends[at]) - begin;
             std::byte* const there = flat + piece.offset + skip;
-            if (size > 0 && direction == CopyDirection::gather) {
-                std::memcpy(there, piece.piece + skip, size);
-            } else if (size > 0) {
-                std::memcpy(piece.piece + skip, there, size);
+            if (direction == CopyDirection::gather) {
+                copy_part(there, piece.piece + skip, size, total);
+            } else {
+                copy_part(piece.piece + skip, there, size, total);
             }
             begin += size;
         }

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from typing import Any
 
+from fedbench._native import core
 from fedbench.executors.packing import pack
 from fedbench.executors.processes.memory import Arena, Extent, Mapping, lay_out
 from fedbench.executors.processes.protocol import Parcel, split
@@ -96,7 +97,7 @@ class Downlink:
 def _fill(mapping: Mapping, buffers: list[memoryview]) -> None:
     targets = split(mapping.view(), [buffer.nbytes for buffer in buffers])
     for target, buffer in zip(targets, buffers, strict=True):
-        target[:] = buffer
+        core.copy(target, buffer)
 
 
 def _forget(reference: weakref.ref[Downlink], key: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from fedbench._native import core
 from fedbench.executors.allocator import kept_bytes
 from fedbench.executors.processes.memory import Arena, Extent, Mapping, lay_out
 from fedbench.executors.processes.protocol import split
@@ -54,7 +55,7 @@ class SlotWriter:
             return None
         mapping = self._slots[number]
         for target, buffer in zip(split(mapping.view(), sizes), buffers, strict=True):
-            target[:] = buffer
+            core.copy(target, buffer)
         return number, mapping.extent.offset, mapping.extent.length
 
     def free(self, numbers: list[int]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedbench._native import core
 from fedbench.executors.guard import ALIGNMENT, aligned_bytes
 from fedbench.executors.packing import unpack
 from fedbench.executors.processes.memory import lay_out
@@ -58,7 +59,7 @@ def _copy(arrays: Sequence[Array], memory: memoryview, offsets: list[int]) -> li
     copies = []
     for array, offset in zip(arrays, offsets, strict=True):
         target = memory[offset : offset + array.nbytes]
-        target[:] = array.data
+        core.copy(target, array.data)
         copies.append(target)
     return copies
 
