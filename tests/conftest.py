@@ -23,9 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the groups that take longest; stable, so nothing else changes."""
-    order = {"packaging": 0, "ray": 1}
-    items.sort(key=lambda item: order.get(group(item.nodeid), 2))
+    """Begin with what takes long and would else end the run alone; stable, so the rest stays."""
+    last_files = ["tests/workloads/test_accuracy.py", "tests/verification/test_matrix.py"]
+    order = {name: place for place, name in enumerate(["packaging", "ray", *last_files])}
+    items.sort(key=lambda item: order.get(group(item.nodeid), len(order)))
 
 
 WORKERS = {"sequential": None}
