@@ -117,6 +117,18 @@ def test_a_round_uses_the_slots_of_the_last_one_again():
     assert not writer.discarded
 
 
+def test_slots_that_a_round_did_not_need_are_given_back_before_the_next():
+    arena = Arena()
+    writer, reader = SlotWriter(arena), SlotReader(arena)
+    for count, discarded in [(5, 0), (3, 0), (3, 2), (0, 2), (3, 2), (1, 2), (1, 4)]:
+        writer.begin_map()
+        views = fill(writer, reader, count, 2**20)
+        assert len(views) == count
+        assert len(writer.discarded) == discarded
+        del views
+        writer.free(reader.take_released())
+
+
 def test_free_slots_give_way_to_a_result_that_fits_none(monkeypatch):
     arena = Arena()
     writer, reader = SlotWriter(arena), SlotReader(arena)

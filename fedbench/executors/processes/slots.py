@@ -38,13 +38,27 @@ class SlotWriter:
         self._arena = arena
         self._slots: dict[int, Mapping] = {}
         self._free: list[int] = []
+        self._used: set[int] = set()
+        """Slots that were filled in this map."""
         self._next = 0
-        # A round holds the updates of its whole cohort: the next one needs as many slots again.
         self._kept_bytes = kept_bytes()
         self.discarded: list[int] = []
         """Slots given back to the system that the caller has not heard of."""
         self.refusal = ""
         """Why there was no slot, the last time that there was none."""
+
+    def begin_map(self) -> None:
+        """Give slots back to the system that the last map with large results did not need.
+
+        A round may hold the updates of its whole cohort, and the next one needs as many slots
+        again. What was needed only once, because a worker happened to be ahead, must not stay.
+        """
+        if not self._used:
+            return
+        for number in [number for number in self._free if number not in self._used]:
+            self._free.remove(number)
+            self._discard(number)
+        self._used.clear()
 
     def place(self, buffers: list[memoryview]) -> tuple[int, int, int] | None:
         """Copy the buffers into a slot and return its description, or None if there is no room."""
@@ -53,6 +67,7 @@ class SlotWriter:
         number = self._take(length)
         if number is None:
             return None
+        self._used.add(number)
         mapping = self._slots[number]
         for target, buffer in zip(split(mapping.view(), sizes), buffers, strict=True):
             core.copy(target, buffer)
@@ -68,7 +83,8 @@ class SlotWriter:
             self._discard(number)
 
     def _take(self, length: int) -> int | None:
-        fitting = [number for number in self._free if length <= self._slots[number].extent.length]
+        # The last one to be freed first, so that what is not needed stays unused.
+        fitting = [n for n in reversed(self._free) if length <= self._slots[n].extent.length]
         if fitting:
             number = min(fitting, key=lambda one: self._slots[one].extent.length)
             if self._slots[number].extent.length <= 2 * length:

@@ -199,6 +199,7 @@ class Worker:
     ) -> None:
         """Get ready for a map."""
         self._control.prepare()
+        self._slots.begin_map()
         self._runner = TaskRunner(_no_task)
         self._reducer = self._error = None
         sys.path[:] = path
