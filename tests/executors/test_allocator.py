@@ -120,7 +120,7 @@ def test_a_round_uses_the_slots_of_the_last_one_again():
 def test_slots_that_a_round_did_not_need_are_given_back_before_the_next():
     arena = Arena()
     writer, reader = SlotWriter(arena), SlotReader(arena)
-    for count, discarded in [(5, 0), (3, 0), (3, 2), (0, 2), (3, 2), (1, 2), (1, 4)]:
+    for count, discarded in [(7, 0), (5, 0), (5, 2), (0, 2), (5, 2), (1, 2), (1, 4)]:
         writer.begin_map()
         views = fill(writer, reader, count, 2**20)
         assert len(views) == count

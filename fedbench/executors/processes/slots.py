@@ -55,7 +55,8 @@ class SlotWriter:
         """
         if not self._used:
             return
-        for number in [number for number in self._free if number not in self._used]:
+        unneeded = [number for number in self._free if number not in self._used]
+        for number in unneeded[: max(0, len(self._free) - _KEPT_FREE)]:
             self._free.remove(number)
             self._discard(number)
         self._used.clear()
