@@ -3,10 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# One thing after the other, whatever -j says; only `make test` runs two side by side.
-ifndef LIVE_OUTPUT
 .NOTPARALLEL:
-endif
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -51,14 +48,9 @@ report: $(RUN_READY) ## run the benchmark on all backends; print the table, writ
 	@$(BIN)/fedbench report --out "$(OUT)" $(ARGS)
 
 .PHONY: test
-test: lint ## everything that must pass before a change lands
-	@# The tests wait a lot: the other checks run beside them, each shown when it has ended.
-	+@$(MAKE) --no-print-directory -j 2 --output-sync=target LIVE_OUTPUT='>&3' pytest checks 3>&1
+test: lint types kernels docs bench-smoke pytest ## everything that must pass before a change lands
 
 ##@ The parts of make test
-
-.PHONY: checks
-checks: types kernels docs bench-smoke ## what make test runs beside the Python tests
 
 .PHONY: lint
 lint: $(TEST_READY) ## ruff, import layers, spelling
@@ -86,8 +78,7 @@ bench-smoke: $(TEST_READY) ## run every benchmark once, untimed
 
 .PHONY: pytest
 pytest: $(TEST_READY) ## Python tests except the slow ones (ARGS=... for pytest)
-	$(BIN)/pytest -m "not slow" -p no:benchmark -n 2 --dist loadscope --no-loadscope-reorder $(ARGS) \
-		$(LIVE_OUTPUT)
+	$(BIN)/pytest -m "not slow" -p no:benchmark -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 ##@ More
 
@@ -166,6 +157,6 @@ endef
 
 define cpp_tests
 	$(BIN)/cmake --preset $(1)
-	nice $(BIN)/cmake --build --preset $(1)
+	$(BIN)/cmake --build --preset $(1)
 	$(BIN)/ctest --preset $(1)
 endef
