@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,41 +64,62 @@ def keep_freed_memory() -> None:
 class KeptMemory:
     """Has this process, the caller's own, keep freed memory as long as one of these is held.
 
-    Blocks of more than 32 MiB still go back to the system at once. Afterwards the allocator has
-    the settings that it reaches by itself in a process that frees blocks of that size.
+    Blocks of more than 32 MiB still go back to the system at once. Afterwards what was kept is
+    given back, and the allocator has the settings that it reaches by itself in a process that
+    frees blocks of that size. One that is dropped lets go.
     """
 
-    _lock = threading.Lock()
-    _holders = 0
-
     def __init__(self) -> None:
-        self._held = False
+        self._let_go: weakref.finalize[..., KeptMemory] | None = None
 
     def hold(self) -> None:
         """Keep freed memory from now on; holding twice is holding once."""
-        with self._lock:
-            if not self._held:
-                self._held = True
-                KeptMemory._holders += 1
-                if KeptMemory._holders == 1:
-                    kept = kept_bytes()
-                    _set({**_LARGE_BLOCKS, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: kept // 16})
+        if self._let_go is None or not self._let_go.alive:
+            _holders.add()
+            self._let_go = weakref.finalize(self, _holders.remove)
+            self._let_go.atexit = False
 
     def release(self) -> None:
         """Let go; the last holder to do so lets the allocator give memory back again."""
-        with self._lock:
-            if self._held:
-                self._held = False
-                KeptMemory._holders -= 1
-                if not KeptMemory._holders:
-                    _set(_BY_ITSELF)
+        if self._let_go is not None:
+            self._let_go()
 
 
-def _set(options: Mapping[int, int]) -> None:
+class _Holders:
+    def __init__(self) -> None:
+        self.count = 0
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        # Another thread may have had it, which does not exist in the child. Reentrant: what is
+        # collected meanwhile may let go, too.
+        self.lock = threading.RLock()
+
+    def add(self) -> None:
+        with self.lock:
+            self.count += 1
+            if self.count == 1:
+                kept = kept_bytes()
+                _set({**_LARGE_BLOCKS, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: kept // 16})
+
+    def remove(self) -> None:
+        with self.lock:
+            self.count -= 1
+            if not self.count:
+                _set(_BY_ITSELF, trim=True)
+
+
+_holders = _Holders()
+os.register_at_fork(after_in_child=_holders.after_fork)
+
+
+def _set(options: Mapping[int, int], *, trim: bool = False) -> None:
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if chosen or any(name in os.environ for name in _VARIABLES):
         return
-    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # musl and macOS have none
+    library: Any = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):  # musl and macOS have none
         for option, value in options.items():
-            mallopt(option, value)
+            library.mallopt(option, value)
+        if trim:
+            library.malloc_trim(0)

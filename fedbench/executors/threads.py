@@ -145,13 +145,13 @@ class ThreadExecutor(Executor):
         torch.set_num_threads(parent_threads)
 
     def _stop_workers(self) -> None:
-        self._memory.release()
         for _ in self._threads:
             self._inbox.put(None)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
         self._threads = []
+        self._memory.release()
 
     def _begin(self, job: Job) -> None:
         if not self._threads:  # an interrupt left the old ones to themselves

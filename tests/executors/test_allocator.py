@@ -5,12 +5,12 @@ import platform
 import resource
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
-from fedbench.executors import make_executor
-from fedbench.executors.allocator import KeptMemory
+from fedbench.executors.allocator import KeptMemory, _holders
 from fedbench.executors.processes.memory import Arena
 from fedbench.executors.processes.slots import SlotReader, SlotWriter
 
@@ -37,10 +37,11 @@ SOME = 4 * BLOCK // PAGE
 """Pages of some of the blocks: fewer than these mean that most were used again. (A thread's heaps
 hold 64 MiB each, so that a block now and then starts a new one.)"""
 
-SCRIPT = f"""
+PAGES = f"""
 import sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})
-from test_allocator import new_pages, make_executor
+from fedbench.executors import make_executor
+from test_allocator import new_pages
 outside = new_pages(0)
 with make_executor("sequential") as outer:
     with make_executor("threads", 1) as inner:
@@ -48,13 +49,14 @@ with make_executor("sequential") as outer:
     one = outer.map(new_pages, [0])
 print(outside, *both, *one, new_pages(0))
 """
+"""New pages outside of executors, in two of them, in the outer one alone, and outside again."""
 
 
-def pages_in_a_fresh_process(**variables):
-    """Return the new pages outside, in two executors, in the outer alone, and outside again."""
+def printed_in_a_fresh_process(script, **variables):
+    """Return the numbers that a script prints where nothing else set the allocator."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        [sys.executable, "-c", script],
         env={**environment, **variables},
         capture_output=True,
         text=True,
@@ -64,29 +66,29 @@ def pages_in_a_fresh_process(**variables):
 
 
 def test_the_caller_keeps_freed_memory_while_an_executor_is_open():
-    _, outer, inner, alone, _ = pages_in_a_fresh_process()
+    _, outer, inner, alone, _ = printed_in_a_fresh_process(PAGES)
     assert max(outer, inner, alone) < SOME
 
 
 def test_settings_of_the_environment_stand():
-    _, *inside, _ = pages_in_a_fresh_process(MALLOC_TRIM_THRESHOLD_="131072", MALLOC_TOP_PAD_="0")
+    _, *inside, _ = printed_in_a_fresh_process(
+        PAGES, MALLOC_TRIM_THRESHOLD_="131072", MALLOC_TOP_PAD_="0"
+    )
     assert min(inside) > SOME
 
 
-@pytest.mark.parametrize(
-    "backend", ["sequential", "threads", "processes", pytest.param("ray", marks=pytest.mark.ray)]
-)
-def test_tasks_use_freed_memory_again(backend):
+def test_tasks_use_freed_memory_again(executor):
     if os.environ.keys() & {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"}:
         pytest.skip("the environment sets the allocator itself")
-    with make_executor(backend, None if backend == "sequential" else 2) as executor:
-        assert max(executor.map(new_pages, range(4))) < SOME
+    assert max(executor.map(new_pages, range(4))) < SOME
 
 
 def test_the_last_of_several_holders_lets_go(monkeypatch):
     seen = []
-    monkeypatch.setattr("fedbench.executors.allocator._set", seen.append)
-    monkeypatch.setattr(KeptMemory, "_holders", 0)
+    monkeypatch.setattr(
+        "fedbench.executors.allocator._set", lambda options, **given: seen.append(given)
+    )
+    monkeypatch.setattr(_holders, "count", 0)
     one, two = KeptMemory(), KeptMemory()
     for holder in (one, one, two):
         holder.hold()
@@ -95,7 +97,50 @@ def test_the_last_of_several_holders_lets_go(monkeypatch):
     one.release()
     assert len(seen) == 1
     two.release()
-    assert len(seen) == 2
+    assert seen[1:] == [{"trim": True}]
+
+
+def test_a_holder_that_is_dropped_lets_go(monkeypatch):
+    monkeypatch.setattr("fedbench.executors.allocator._set", lambda options, **given: None)
+    monkeypatch.setattr(_holders, "count", 0)
+    holder = KeptMemory()
+    holder.hold()
+    assert _holders.count == 1
+    del holder
+    assert _holders.count == 0
+
+
+def test_a_fork_while_another_thread_has_the_lock_does_not_hang_the_child():
+    with _holders.lock:
+        child = os.fork()
+        if not child:
+            # The lock of the parent counts as another thread's once it is a new one.
+            taken = threading.Thread(target=KeptMemory().hold)
+            taken.start()
+            taken.join(20)
+            os._exit(int(taken.is_alive()))
+        _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+GIVEN_BACK = f"""
+import sys
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import psutil, torch
+from fedbench.executors import make_executor
+from test_allocator import BLOCK
+def task(_):
+    return len([torch.ones(BLOCK // 4) for _ in range(64)])
+with make_executor("threads", 2) as executor:
+    assert executor.map(task, range(4)) == [64] * 4
+    held = psutil.Process().memory_info().rss
+print((held - psutil.Process().memory_info().rss) // 2**20)
+"""
+
+
+def test_what_was_kept_is_given_back_at_the_end():
+    (megabytes,) = printed_in_a_fresh_process(GIVEN_BACK)
+    assert megabytes > 100
 
 
 def fill(writer, reader, count, num_bytes):
