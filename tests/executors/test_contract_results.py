@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedbench.errors import ClientTaskError, NestedExecutorError
+from fedbench.executors import Resident
 
 from .tasks import sleep_and_return, square
 
@@ -220,3 +221,20 @@ def test_costs_from_a_generator_must_match_the_items_too(executor, num_costs):
     with pytest.raises(ValueError, match="costs must hold one number per item"):
         executor.map(square, iter(range(3)), costs=iter([1.0] * num_costs))
     assert executor.map(square, [3]) == [9]
+
+
+def test_values_of_nothing_but_empty_arrays_arrive(executor, recwarn):
+    empty = {"w": np.zeros((0, 3)), "b": torch.zeros(0)}
+    resident = Resident(np.zeros(0))
+
+    def task(broadcast, item):
+        shapes = [broadcast["w"].shape, tuple(broadcast["b"].shape), item.shape]
+        return shapes, resident.value.shape, np.zeros((2, 0)), [np.zeros(0)]
+
+    for shapes, held, array, several in executor.map(task, [np.zeros(0)] * 3, broadcast=empty):
+        assert shapes == [(0, 3), (0,), (0,)]
+        assert held == (0,)
+        assert array.shape == (2, 0)
+        assert several[0].shape == (0,)
+    assert executor.map(lambda item: np.zeros(0), [1, 2])[1].shape == (0,)
+    assert not [w for w in recwarn if "shared memory" in str(w.message)]

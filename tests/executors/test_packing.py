@@ -200,3 +200,9 @@ def test_frames_are_cut_where_they_were_joined(sizes, in_slot):
     ]
     if joined:
         assert found == inline
+
+
+def test_empty_buffers_that_travel_alone_arrive():
+    parcels = [Parcel(None, b"", [0, 0]), Parcel(None, b"", []), Parcel(None, b"", [0])]
+    found = list(split_among(parcels, memoryview(b"")))
+    assert [[bytes(buffer) for buffer in own] for own in found] == [[b"", b""], [], [b""]]

@@ -44,8 +44,8 @@ class Downlink:
         """
         payload, buffers = self.pack(value)
         sizes = [buffer.nbytes for buffer in buffers]
-        if not buffers:
-            return Parcel(None, payload), []
+        if not any(sizes):
+            return Parcel(None, payload, sizes), buffers
         try:
             mapping = self._room_for(lay_out(sizes)[1])
         except OSError as error:
@@ -82,7 +82,7 @@ class Downlink:
             payload, buffers = pack(resident.value)
             sizes = [buffer.nbytes for buffer in buffers]
             extent = None
-            if buffers:
+            if any(sizes):
                 try:
                     extent = self.arena.allocate(lay_out(sizes)[1])
                     _fill(self.arena.map_shared(extent), buffers)

@@ -112,9 +112,6 @@ def split(blob: memoryview, sizes: Iterable[int]) -> list[memoryview]:
 def split_among(parcels: Iterable[Parcel], blob: memoryview) -> Iterator[list[memoryview]]:
     """Yield the buffers in `blob` of each parcel; none for a parcel that is in a slot."""
     parcels = list(parcels)
-    if not blob:
-        yield from ([] for _ in parcels)
-        return
     buffers = iter(split(blob, [size for one in parcels if not one.slot for size in one.sizes]))
     for parcel in parcels:
         yield [] if parcel.slot else list(itertools.islice(buffers, len(parcel.sizes)))

@@ -101,8 +101,8 @@ def main(
 def load_resident(key: int, extent: Extent | None, payload: bytes, sizes: list[int]) -> Any:
     """Return a resident constant, building it on top of the caller's memory the first time."""
     if key not in _residents:
-        buffers = split(_down.map_private(extent).view(), sizes) if extent is not None else []
-        resident = Resident(unpack(payload, buffers))
+        memory = memoryview(b"") if extent is None else _down.map_private(extent).view()
+        resident = Resident(unpack(payload, split(memory, sizes)))
         resident.key = key
         _residents[key] = resident
     return _residents[key]
