@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,9 +259,11 @@ class FlatLayout:
 
     def _pieces(self, state: Mapping[str, Any]) -> tuple[list[Any], Any]:
         """Return the handles of a state's entries, checked, and what keeps them alive."""
-        plain = None if self.tied else plain_entries(state, self.kind, self.names)
-        if plain is not None and plain[1:] == (self.dtypes, self.shapes):
-            return plain.addresses, state
+        if not self.tied and type(state) in (dict, OrderedDict):
+            state = dict(state)  # its arrays stay alive even if another thread replaces them
+            plain = plain_entries(state, self.kind, self.names)
+            if plain is not None and plain[1:] == (self.dtypes, self.shapes):
+                return plain.addresses, state
         described = self._described(state, "state")
         self._require_ties(described)
         return [buffer.handle for buffer in described.values()], described

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedbench.aggregation import FlatLayout, _arrays
+from fedbench.aggregation import FlatLayout, _arrays, _outputs
 from fedbench.errors import LayoutError
 
 
@@ -263,3 +264,21 @@ def test_both_ways_of_inspection_name_the_entry(entry, message) -> None:
         with pytest.raises((LayoutError, TypeError), match=re.escape(message)) as raised:
             layout.pack(kind(good | {"w": entry}))
         assert str(raised.value).startswith("state['w'] must be ")
+
+
+@pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
+def test_arrays_that_another_thread_replaces_stay_alive_while_they_are_packed(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dict gets new arrays, and the old ones' memory other numbers, before the copy begins."""
+    state = {name: library.ones(3_000_000, dtype=library.float32) for name in "abc"}
+    layout = FlatLayout.from_state(state)
+    output_buffer = _outputs.output_buffer
+
+    def replace(*arguments: Any) -> Any:
+        for name in state:
+            state[name] = library.zeros(3_000_000, dtype=library.float32)
+        return output_buffer(*arguments)
+
+    monkeypatch.setattr("fedbench.aggregation.layout.output_buffer", replace)
+    assert bool((layout.pack(state) == 1.0).all())
