@@ -42,7 +42,13 @@ def _is_large(vector: Tensor) -> bool:
 
 
 def _is_plain(vector: Tensor) -> bool:
-    return vector.is_cpu and vector.is_contiguous() and not vector.requires_grad
+    return (
+        type(vector) is Tensor
+        and vector.is_cpu
+        and vector.is_contiguous()
+        and not vector.requires_grad
+        and not vector.is_neg()
+    )
 
 
 def _bytes(vector: Tensor) -> memoryview:
