@@ -10,7 +10,7 @@ from collections import deque
 import pytest
 import torch
 
-from fedbench.executors import make_executor
+from fedbench.executors import empty_result, make_executor
 
 from .interleaved import interleaved, ratios, table
 
@@ -25,6 +25,10 @@ STORE = 2**30
 
 def no_op(item):
     return item
+
+
+def add_in_result(broadcast, item):
+    return torch.add(broadcast, item, out=empty_result(broadcast.shape))
 
 
 class Actor:
@@ -104,13 +108,14 @@ def test_large_model_down_and_up(benchmark, executor, processes, actors):
     size, count, repeats = (MODEL_SIZE, 12, 7) if benchmark.enabled else (1000, 4, 1)
     model = torch.zeros(size)
 
-    def ours(executor):
-        results = executor.imap(torch.add, range(count), broadcast=model, window=2 * WORKERS)
+    def ours(executor, task=torch.add):
+        results = executor.imap(task, range(count), broadcast=model, window=2 * WORKERS)
         return [float(result[0]) for result in results]
 
     candidates = {
         "ray": functools.partial(ours, executor),
-        "processes": functools.partial(ours, processes),
+        "processes, result copied": functools.partial(ours, processes),
+        "processes": functools.partial(ours, processes, add_in_result),
         "actors, broadcast put once": functools.partial(by_hand, actors, model, count),
     }
     for run in candidates.values():

@@ -14,12 +14,14 @@ from fedbench import aggregation
 from fedbench.aggregation import QuantizedUpdate, SparseUpdate
 from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
+from fedbench.executors import empty_result
 from fedbench.registry import did_you_mean
 from fedbench.training import (
     LocalWork,
     Loss,
     ModelState,
     WorkerModel,
+    copy_vector,
     local_sgd,
     shuffled_batches,
     subtract_vectors,
@@ -195,7 +197,10 @@ class Client:
 
     def model_update(self) -> Update:
         """Return an update with the model's present parameters and buffers."""
-        return self.update(parameters=self.model.layout.empty().copy_(self.model.flat))
+        flat = self.model.flat
+        parameters = empty_result(flat.shape, flat.dtype)
+        copy_vector(parameters, flat)
+        return self.update(parameters=parameters)
 
     def update(self, **tensors: Any) -> Update:
         """Return an update with these entries and the present buffers that a client sends."""
@@ -206,8 +211,8 @@ class Client:
 
     def delta(self, start: ModelState) -> Tensor:
         """Return the model's parameters minus those of `start`, a new flat tensor."""
-        delta = self.model.layout.empty()
-        return subtract_vectors(self.model.flat, start.parameters, delta)
+        flat = self.model.flat
+        return subtract_vectors(flat, start.parameters, empty_result(flat.shape, flat.dtype))
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,19 @@ import inspect
 from typing import Any
 
 from fedbench.executors.base import Executor
+from fedbench.executors.lending import empty_result
 from fedbench.executors.resident import Resident
 from fedbench.executors.resources import default_workers
 from fedbench.registry import Entry, Registry
 
-__all__ = ["EXECUTORS", "Executor", "Resident", "default_workers", "make_executor"]
+__all__ = [
+    "EXECUTORS",
+    "Executor",
+    "Resident",
+    "default_workers",
+    "empty_result",
+    "make_executor",
+]
 
 EXECUTORS: Registry[type[Executor]] = Registry(
     "backend",

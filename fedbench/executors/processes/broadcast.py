@@ -9,7 +9,7 @@ from typing import Any
 from fedbench._native import core
 from fedbench.executors.packing import pack
 from fedbench.executors.processes.memory import Arena, Extent, Mapping, lay_out
-from fedbench.executors.processes.protocol import Parcel, split
+from fedbench.executors.processes.protocol import Parcel, Slot, split
 from fedbench.executors.processes.worker import load_resident
 from fedbench.executors.resident import Resident
 
@@ -54,7 +54,7 @@ class Downlink:
             return Parcel(None, payload, sizes), [memoryview(bytes(buffer)) for buffer in buffers]
         _fill(mapping, buffers)
         extent = mapping.extent
-        return Parcel(None, payload, sizes, (0, extent.offset, extent.length)), []
+        return Parcel(None, payload, sizes, Slot(0, extent.offset, extent.length)), []
 
     def warn(self, reason: str) -> None:
         """Warn, once per executor, that tensors travel through sockets."""

@@ -27,7 +27,7 @@ from fedbench.executors.processes.launch import (
 )
 from fedbench.executors.processes.memory import Arena
 from fedbench.executors.processes.pool import EXIT_S, Crew, WorkerHandle, kill_all
-from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel
+from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel, Slot
 from fedbench.executors.processes.results import fill_in, open_answers
 from fedbench.executors.runner import Failure, Outcome, Ticket
 
@@ -287,7 +287,7 @@ class Maps:
         seconds: float,
         discarded: list[int],
         refusal: str,
-        slot: tuple[int, int, int] | None,
+        slot: Slot | None,
     ) -> None:
         if number != self._number:
             return  # not of a task of this map, whoever sent it

@@ -43,6 +43,7 @@ __all__ = [
     "Kind",
     "Outbox",
     "Parcel",
+    "Slot",
     "frame",
     "open_parcel",
     "receive",
@@ -71,6 +72,17 @@ class Kind:
     PARTIAL: Final = 9
 
 
+class Slot(NamedTuple):
+    """Shared memory that holds the buffers of a parcel."""
+
+    number: int
+    offset: int
+    """Where it is in the arena, in bytes."""
+    length: int
+    start: int = 0
+    """Where the buffers begin in it."""
+
+
 class Parcel(NamedTuple):
     """A value on its way."""
 
@@ -80,8 +92,8 @@ class Parcel(NamedTuple):
     """What :func:`fedbench.executors.packing.pack` gave."""
     sizes: Sequence[int] = ()
     """Bytes of each buffer."""
-    slot: tuple[int, int, int] | None = None
-    """Number, offset and length of the shared memory that holds the buffers, if not the blob."""
+    slot: Slot | None = None
+    """What holds the buffers, if not the blob."""
 
 
 def open_parcel(parcel: Parcel, buffers: Iterable[memoryview]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fedbench.errors import WorkerDiedError
 from fedbench.executors.processes.launch import describe_exit
 from fedbench.executors.processes.pool import WorkerHandle
-from fedbench.executors.processes.protocol import Parcel, open_parcel, split, split_among
+from fedbench.executors.processes.protocol import Parcel, Slot, open_parcel, split, split_among
 from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
 
 __all__ = ["fill_in", "open_answers"]
@@ -22,7 +22,7 @@ def open_answers(
     worker: WorkerHandle,
     entries: Iterable[tuple[int, bool, Parcel | None]],
     blob: memoryview,
-    slot: tuple[int, int, int] | None = None,
+    slot: Slot | None = None,
 ) -> Iterator[Outcome]:
     """Yield the outcome of each task that was run, in order; one that cannot be built has failed.
 
@@ -34,7 +34,7 @@ def open_answers(
         Index, whether the task went well, and its result or :class:`Failure`.
     blob : memoryview
         Of the message.
-    slot : tuple of int, optional
+    slot : Slot, optional
         Where the blob is if it did not come with the message.
     """
     answered = [(index, ok, parcel) for index, ok, parcel in entries if parcel is not None]

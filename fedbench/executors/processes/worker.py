@@ -18,6 +18,7 @@ from typing import Any
 from fedbench.executors.allocator import keep_freed_memory
 from fedbench.executors.ambient import Ambient, set_intraop_threads
 from fedbench.executors.guard import Guarded
+from fedbench.executors.lending import lend_memory
 from fedbench.executors.nesting import mark_worker_process
 from fedbench.executors.packing import pack, portable_failure, unpack
 from fedbench.executors.processes.control import ControlPage
@@ -160,6 +161,7 @@ class Worker:
 
     def serve(self) -> None:
         """Handle messages until EXIT."""
+        lend_memory(self._slots.lend)
         self._send((Kind.HELLO,))
         while True:
             head, blob = receive(self._channel)
@@ -284,7 +286,7 @@ class BroadcastView:
         """Return the buffers of a broadcast in shared memory, as the caller wrote them."""
         if parcel.slot is None:
             return []
-        extent = Extent(*parcel.slot[1:])
+        extent = Extent(parcel.slot.offset, parcel.slot.length)
         if self._mapping is None or self._mapping.extent != extent:
             self._mapping = self._arena.map_private(extent)
         else:
@@ -312,19 +314,19 @@ class _Answer:
         self.entries.append((index, True, None))
 
     def add(self, outcome: Outcome) -> None:
-        """Pack the outcome of a task; one that cannot be packed becomes a failure."""
+        """Pack the outcome of a task, and empty it; one that cannot be packed becomes a failure."""
         failure = outcome.failure
         if failure is None and type(outcome.value) in ATOMS:
             self.entries.append((outcome.index, True, Parcel(outcome.value)))
             return
         if failure is None:
+            kind = type(outcome.value).__name__
             try:
-                parcel = self._pack(outcome.value)
+                parcel = self._pack(outcome)
             except BaseException as error:  # noqa: BLE001 - user code runs in pickling
-                kind = type(outcome.value).__name__
                 failure = Failure.of(error, f"has a result of type {kind} that cannot be sent")
         if failure is not None:
-            parcel = self._pack(portable_failure(failure))
+            parcel = self._pack(Outcome(outcome.index, portable_failure(failure)))
         self.entries.append((outcome.index, failure is None, parcel))
 
     def is_due(self) -> bool:
@@ -348,8 +350,10 @@ class _Answer:
         self.entries, self.buffers = [], []
         return head, buffers
 
-    def _pack(self, value: Any) -> Parcel:
-        payload, buffers = pack(value)
+    def _pack(self, outcome: Outcome) -> Parcel:
+        payload, buffers = pack(outcome.value)
+        # The buffers are to be all that is left of it, so that a slot can be handed over.
+        outcome.value = None
         sizes = [buffer.nbytes for buffer in buffers]
         if sum(sizes) < SLOT_THRESHOLD:
             # A later task may write to memory that this result shows.
