@@ -94,7 +94,8 @@ class TorchMethods {
     bool elements_are_plain(py::handle tensor, std::int64_t bytes, std::int64_t item) const {
         if (call(tensor, is_neg_.ptr()).ptr() != Py_False) return false;
         const py::object storage = call(tensor, untyped_storage_.ptr());
-        const auto stored = py::cast<std::int64_t>(call(storage, nbytes_.ptr()));
+        const Py_ssize_t stored = PyObject_Size(storage.ptr());  // in bytes
+        if (stored < 0) throw py::error_already_set();
         const auto offset = py::cast<std::int64_t>(call(tensor, storage_offset_.ptr()));
         return stored - offset * item >= bytes;
     }
@@ -105,7 +106,6 @@ class TorchMethods {
     }
     py::object is_neg_ = name_of("is_neg");
     py::object untyped_storage_ = name_of("untyped_storage");
-    py::object nbytes_ = name_of("nbytes");
     py::object storage_offset_ = name_of("storage_offset");
 };
 

@@ -158,6 +158,39 @@ TEST(streamed_results_are_complete) {
     set_num_threads(1);
 }
 
+#if FEDBENCH_X86
+// Which of the two a processor runs depends on its maker; both are tested on each.
+TEST(whole_registers_and_halves_make_the_same_sums) {
+    if (detect_isa() < IsaLevel::avx512) return;
+    std::mt19937_64 random(11);
+    for (const std::size_t size : {std::size_t{1}, std::size_t{37}, kMeanTile}) {
+        for (const bool track : {false, true}) {
+            std::vector<Bytes> rows;
+            std::vector<const void*> addresses;
+            for (int k = 0; k < 11; ++k) {
+                rows.emplace_back(size * sizeof(float), 0);
+                fill(rows.back(), DType::float32, random);
+                addresses.push_back(rows.back().address());
+            }
+            const WeightPlan plan = plan_weights(some_weights(2, rows.size(), random), {});
+            const MeanSegment segment{addresses.data(), size, DType::float32, nullptr,
+                                      DType::float32};
+            avx512::NarrowTile whole;
+            avx512::NarrowTile halves;
+            avx512::fold_narrow(plan, segment, 0, size, track, false, whole);
+            avx512::fold_narrow(plan, segment, 0, size, track, true, halves);
+            for (std::size_t i = 0; i < size; ++i) {
+                CHECK_EQUAL(std::bit_cast<std::uint64_t>(whole.sum[i]),
+                            std::bit_cast<std::uint64_t>(halves.sum[i]));
+            }
+            CHECK(whole.largest > 0 || size == 1);
+            CHECK_EQUAL(whole.largest, halves.largest);
+            if (track) CHECK_EQUAL(whole.smallest, halves.smallest);
+        }
+    }
+}
+#endif
+
 TEST(known_roundings) {
     const auto mean_of = [](std::vector<float> values, std::vector<double> weights) {
         std::vector<const void*> rows;

@@ -187,10 +187,15 @@ inline void fold_type(const WeightPlan& plan, const MeanSegment& segment, std::s
     }
 }
 
+// `halves`: float32 is summed in halves of registers where the level has them, to the same bits.
 inline void fold_narrow(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
-                        std::size_t size, bool track, NarrowTile& tile) {
+                        std::size_t size, bool track, [[maybe_unused]] bool halves,
+                        NarrowTile& tile) {
     switch (segment.dtype) {
         case DType::float32:
+#if FEDBENCH_ISA_LEVEL == 2
+            if (halves) return fold_type<Float32Halves>(plan, segment, offset, size, track, tile);
+#endif
             return fold_type<Float32>(plan, segment, offset, size, track, tile);
         case DType::float16:
             return fold_type<Float16>(plan, segment, offset, size, track, tile);
@@ -428,7 +433,7 @@ inline void narrow_tile(const WeightPlan& plan, const NarrowBounds& bounds,
     const bool track = plan.integers && plan.scaled_divisor <= 128.0;
     std::byte* out = static_cast<std::byte*>(segment.out) + offset * item_size(Out::dtype);
     NarrowTile tile;
-    fold_narrow(plan, segment, offset, size, track, tile);
+    fold_narrow(plan, segment, offset, size, track, widens_in_parts(), tile);
     finish_narrow<Out>(bounds, segment, plan.scaled.size(), offset, out, size, stream, tile, track,
                        unproved);
 }

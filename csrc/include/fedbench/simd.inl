@@ -20,12 +20,9 @@ typedef std::int32_t i32h __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t u32h __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t u16h __attribute__((vector_size(kLanes * 2)));
 
-// Four doubles or more. Processors of which the 512-bit conversions from float are made of parts
-// do better with halves.
 #if FEDBENCH_ISA_LEVEL == 2
+// Half of the doubles that a register holds, for processors that widens_in_parts() tells.
 typedef double f64s __attribute__((vector_size(32)));
-#else
-typedef f64v f64s;
 #endif
 
 // As many elements as a register of the level holds.
@@ -212,10 +209,16 @@ FEDBENCH_INLINE void store_u16(void* to, u32h value) {
 // vector in which its elements are best summed, `Word` a signed integer of its size.
 struct Float32 {
     static constexpr DType dtype = DType::float32;
-    typedef f64s Doubles;
+    typedef f64v Doubles;
     typedef std::int32_t Word;
     static FEDBENCH_INLINE f32h load_floats(const std::byte* from) { return load<f32h>(from); }
 };
+
+#if FEDBENCH_ISA_LEVEL == 2
+struct Float32Halves : Float32 {
+    typedef f64s Doubles;
+};
+#endif
 
 struct BFloat16 {
     static constexpr DType dtype = DType::bfloat16;
@@ -274,7 +277,7 @@ FEDBENCH_INLINE f64v load_doubles(const std::byte* from) {
 template <class Type>
 FEDBENCH_INLINE typename Type::Doubles load_summands(const std::byte* from) {
 #if FEDBENCH_ISA_LEVEL == 2
-    if constexpr (Type::dtype == DType::float32) {
+    if constexpr (std::is_same_v<Type, Float32Halves>) {
         return _mm256_cvtps_pd(load<__m128>(from));
     } else
 #endif
