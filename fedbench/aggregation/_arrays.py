@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,6 +101,14 @@ def copy_into(target: Any, source: Any) -> None:
         target[...] = source
     else:
         target.detach().copy_(source)
+
+
+def require_named(names: Iterable[Any], where: str) -> None:
+    """Refuse the key ``None``, which would be the name of an update that is a bare array."""
+    if None in names:
+        raise TypeError(
+            f"{where} must have names as keys, got None for one of its entries. Use a string."
+        )
 
 
 def is_tensor(value: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbench.aggregation._arrays import describe
+from fedbench.aggregation._arrays import describe, require_named
 from fedbench.aggregation.layout import FlatLayout
 
 __all__ = ["Entry", "entries_of"]
@@ -32,6 +32,7 @@ def entries_of(like: Any) -> tuple[list[Entry], bool]:
             for name, dtype, shape in rows
         ], True
     if isinstance(like, Mapping):
+        require_named(like, "like")
         described = {
             name: describe(value, f"like[{name!r}]", remote=True) for name, value in like.items()
         }

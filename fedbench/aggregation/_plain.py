@@ -48,7 +48,7 @@ def mean_of_plain(updates: list[Any], weights: Any, out: Any, nonfinite: str) ->
     outs: Iterable[Any] = () if out is None else (out,)
     arrays: Iterable[Any] = (first,)
     if set(map(type, updates)) <= _MAPPINGS:
-        if out is not None and type(out) not in _MAPPINGS:
+        if None in first or (out is not None and type(out) not in _MAPPINGS):
             return None
         names, arrays = list(first), first.values()
         outs = () if out is None else out.values()

@@ -21,6 +21,7 @@ from fedbench.aggregation._arrays import (
     describe_alike,
     is_array,
     is_tensor,
+    require_named,
 )
 from fedbench.aggregation._outputs import (
     announce_writes,
@@ -244,6 +245,7 @@ def _require_mapping(row: Any, client: int) -> None:
 def _of_mappings(
     rows: Sequence[Any], names: Iterable[str], positions: Sequence[int] | None
 ) -> Updates:
+    require_named(names, f"updates[{positions[0] if positions else 0}]")
     entries = []
     for name in names:
         values = [row[name] for row in rows]

@@ -22,6 +22,7 @@ from fedbench.aggregation._arrays import (
     item_size,
     raw_bytes,
     reinterpret,
+    require_named,
 )
 from fedbench.aggregation._outputs import (
     announce_writes,
@@ -114,7 +115,8 @@ class FlatLayout:
         Raises
         ------
         TypeError
-            If an entry is not an array or has an unsupported dtype, for example a complex one.
+            If an entry is not an array or has an unsupported dtype, for example a complex one; if
+            a name is None.
         LayoutError
             If `state` mixes numpy and torch, or lacks an entry of `buffer_names`.
         """
@@ -122,6 +124,7 @@ class FlatLayout:
             raise TypeError(
                 f"state must be a mapping of names to arrays, got {type(state).__name__}."
             )
+        require_named(state, "state")
         local = _local_names(state, buffers, buffer_names)
         described = {
             name: describe(value, f"state[{name!r}]")

@@ -255,6 +255,24 @@ def test_integer_entries_of_out_are_checked_before_anything_is_written(combine) 
         assert not target.any()
 
 
+@pytest.mark.parametrize("zeros", [np.zeros, torch.zeros], ids=["numpy", "torch"])
+@pytest.mark.parametrize("form", [list, tuple, iter], ids=lambda form: form.__name__)
+def test_an_entry_named_none_is_refused_with_and_without_out(zeros, form) -> None:
+    dtype = np.float32 if zeros is np.zeros else torch.float32
+    state = {None: zeros(3, dtype=dtype) + 1, "a": zeros(3, dtype=dtype)}
+    for out in (None, {name: zeros(3, dtype=dtype) for name in state}):
+        for combine in (aggregation.mean, aggregation.median):
+            with pytest.raises(TypeError, match=r"updates\[0\] must have names as keys, got None"):
+                combine(form([state, state]), out=out)
+        assert out is None or not any(value.any() for value in out.values())
+    with pytest.raises(TypeError, match=r"updates\[1\] must have names as keys, got None"):
+        aggregation.mean(form([{"a": state["a"]}, state]), partial="per_key")
+    with pytest.raises(TypeError, match="like must have names as keys, got None"):
+        aggregation.StreamingMean(state)
+    with pytest.raises(TypeError, match="state must have names as keys, got None"):
+        aggregation.FlatLayout.from_state(state)
+
+
 def test_numpy_scalars_are_no_outputs() -> None:
     rows = [np.float32(1), np.float32(3)]
     assert aggregation.mean(rows) == 2
