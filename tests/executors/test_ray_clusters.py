@@ -176,6 +176,7 @@ def answers(port):
 
 def test_a_running_cluster_is_joined_and_left_running(running_cluster, tmp_path):
     code = """
+import os
 import sys
 from contextlib import contextmanager
 import ray
@@ -216,7 +217,10 @@ else:
 with fedbench.make_executor("ray", 2) as executor:
     assert executor.map(lambda item: item + 1, range(5)) == [1, 2, 3, 4, 5]
 ray.shutdown()
-print("done")
+print("done", flush=True)
+# Ray 2.55 leaves a thread behind its shutdown that, once in some hundred times, crashes in Ray's
+# own code (SendReply of its publisher) while the interpreter ends.
+os._exit(0)
 """
     code, out, err = Program(code, tmp_path, running_cluster).finish()
     assert (code, out) == (0, "done\n"), err

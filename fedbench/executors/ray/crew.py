@@ -26,6 +26,8 @@ from fedbench.executors.runner import Failure, Ticket
 
 __all__ = ["Call", "Crew", "Kind", "Residents", "Worker", "describe_loss"]
 
+_END_S = 5.0
+"""How long the end of all workers may take to be noticed."""
 _START_S = 120.0
 """How long a worker may take to import what it needs, once it has its place."""
 
@@ -154,11 +156,13 @@ class Worker:
         if self.board is not None:
             self.board.stop(number)
 
-    def kill(self) -> None:
-        """End the actor."""
+    def kill(self) -> list[Any]:
+        """End the actor and return references that are ready when this process knows of its end."""
         self.close_board_fd()
-        if ray.is_initialized():
-            ray.kill(self._actor)
+        if not ray.is_initialized():
+            return []
+        ray.kill(self._actor)
+        return [self._actor.hello.remote()]  # which fails once the end is known
 
     def finish_call(self) -> None:
         """Take the first call off the list."""
@@ -320,15 +324,20 @@ class Crew:
         for worker in self.workers:
             worker.forgotten += keys
 
-    def remove(self, worker: Worker) -> None:
-        """End a worker."""
+    def remove(self, worker: Worker) -> list[Any]:
+        """End a worker; return what :meth:`Worker.kill` does."""
         self.workers.remove(worker)
-        worker.kill()
+        return worker.kill()
 
     def stop(self) -> None:
-        """End all workers and give their places back."""
-        for worker in list(self.workers):
-            self.remove(worker)
+        """End all workers, wait until Ray has noticed, and give their places back.
+
+        Ray handles the end of an actor in a thread that outlives ``ray.shutdown()``, by then with
+        freed memory: a program that went straight on to its end has crashed there.
+        """
+        ends = [end for worker in list(self.workers) for end in self.remove(worker)]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=_END_S)
         self._placement.release()
 
 
