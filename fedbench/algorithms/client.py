@@ -14,14 +14,15 @@ from fedbench import aggregation
 from fedbench.aggregation import QuantizedUpdate, SparseUpdate
 from fedbench.algorithms.checks import Weighting
 from fedbench.data import ClientData
-from fedbench.executors import empty_result
 from fedbench.registry import did_you_mean
 from fedbench.training import (
     LocalWork,
     Loss,
     ModelState,
     WorkerModel,
+    add_vectors,
     copy_vector,
+    empty_vector_like,
     local_sgd,
     shuffled_batches,
     subtract_vectors,
@@ -66,7 +67,7 @@ class ServerState:
 
     def moved(self, delta: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
         """Return the state with ``parameters + delta`` and, where given, new `buffers`."""
-        return self.at(self.model.parameters + delta, buffers)
+        return self.at(add_vectors(self.model.parameters, delta), buffers)
 
     def at(self, parameters: Tensor, buffers: Mapping[str, Tensor] | None = None) -> ServerState:
         """Return the state with these `parameters` and, where given, new `buffers`."""
@@ -197,9 +198,8 @@ class Client:
 
     def model_update(self) -> Update:
         """Return an update with the model's present parameters and buffers."""
-        flat = self.model.flat
-        parameters = empty_result(flat.shape, flat.dtype)
-        copy_vector(parameters, flat)
+        parameters = empty_vector_like(self.model.flat)
+        copy_vector(parameters, self.model.flat)
         return self.update(parameters=parameters)
 
     def update(self, **tensors: Any) -> Update:
@@ -212,7 +212,7 @@ class Client:
     def delta(self, start: ModelState) -> Tensor:
         """Return the model's parameters minus those of `start`, a new flat tensor."""
         flat = self.model.flat
-        return subtract_vectors(flat, start.parameters, empty_result(flat.shape, flat.dtype))
+        return subtract_vectors(flat, start.parameters, empty_vector_like(flat))
 
 
 @dataclass(frozen=True)

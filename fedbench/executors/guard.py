@@ -18,11 +18,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedbench._native import core
 from fedbench.errors import BroadcastModifiedError
 
 __all__ = [
     "ALIGNMENT",
     "GENERATORS",
+    "POOLED_BYTES",
     "Guarded",
     "aligned_bytes",
     "isolate",
@@ -37,11 +39,27 @@ ALIGNMENT = 64
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """The random generators that code may hold."""
 
+POOLED_BYTES = 4 * 2**20
+"""From here on pooled huge pages beat the allocator."""
+
 _ATOMS = (int, float, str, bytes, bool, type(None), complex)
 
 
 def aligned_bytes(num_bytes: int) -> memoryview:
-    """Return fresh writable memory that starts at a multiple of 64 bytes."""
+    """Return writable memory for new values that starts at a multiple of 64 bytes.
+
+    Large memory comes from the extension's pool: mapping pages anew takes longer than filling them.
+
+    Raises
+    ------
+    MemoryError
+        If there is too little.
+    """
+    if num_bytes >= POOLED_BYTES:
+        try:
+            return core.allocate(num_bytes).data
+        except MemoryError as error:
+            raise MemoryError(f"{num_bytes} bytes of memory are not available") from error
     # Torch's CPU allocator aligns to 64 bytes; numpy's does not on every version.
     with torch.inference_mode(False):
         array: Any = torch.empty(num_bytes, dtype=torch.uint8, device="cpu").numpy()
@@ -207,7 +225,10 @@ def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return _copy_array(leaf)
     if type(leaf) is torch.Tensor and leaf.layout == torch.strided:
-        if leaf.is_contiguous():
+        if leaf.is_contiguous() and leaf.is_cpu and leaf.nbytes >= POOLED_BYTES:
+            copied = torch.frombuffer(aligned_bytes(leaf.nbytes), dtype=leaf.dtype)
+            copied.resize_(leaf.size())
+        elif leaf.is_contiguous():
             copied = torch.empty(leaf.size(), dtype=leaf.dtype, device=leaf.device)
         else:
             copied = torch.empty_strided(

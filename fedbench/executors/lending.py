@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedbench.executors.guard import POOLED_BYTES, aligned_bytes
+
 __all__ = ["empty_result", "lend_memory"]
 
 Lender = Callable[[int], memoryview | None]
@@ -49,7 +51,8 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     memory through which results travel. A task that returns it, alone or inside of other objects,
     and keeps nothing that looks at it saves the copy of a result into that memory; of several in
     one result, the largest. One that is kept is copied as any other result. Everywhere else, in
-    threads that a task started, and if there is no such memory, this is :func:`torch.empty`.
+    threads that a task started, and if there is no such memory, this is :func:`torch.empty`, from
+    4 mebibytes on with memory that is used again.
 
     Parameters
     ----------
@@ -69,6 +72,8 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
         If `shape` holds anything but integers or `dtype` is none of torch's.
     ValueError
         If `shape` has a negative entry.
+    MemoryError
+        If there is too little memory.
 
     Examples
     --------
@@ -81,12 +86,19 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float32, got {dtype!r}.")
     num_bytes = math.prod(size) * dtype.itemsize
+    memory = _lent(num_bytes)
+    if memory is None:
+        if num_bytes < POOLED_BYTES:
+            return torch.empty(size, dtype=dtype, device="cpu")
+        memory = aligned_bytes(num_bytes)
+    return torch.frombuffer(memory, dtype=dtype).resize_(size)
+
+
+def _lent(num_bytes: int) -> memoryview | None:
     lender = _Lending.lender
-    if lender and threading.get_ident() == _Lending.borrower:
-        memory = lender(num_bytes)
-        if memory is not None:
-            return torch.frombuffer(memory, dtype=dtype).resize_(size)
-    return torch.empty(size, dtype=dtype, device="cpu")
+    if lender is None or threading.get_ident() != _Lending.borrower:
+        return None
+    return lender(num_bytes)
 
 
 def _check_shape(shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -5,7 +5,12 @@ from fedbench.training.components import made
 from fedbench.training.descriptions import described
 from fedbench.training.evaluation import EvaluationSums, evaluate_batches
 from fedbench.training.exchange import Exchange, Roles
-from fedbench.training.flat_vectors import copy_vector, subtract_vectors
+from fedbench.training.flat_vectors import (
+    add_vectors,
+    copy_vector,
+    empty_vector_like,
+    subtract_vectors,
+)
 from fedbench.training.local_sgd import (
     LocalWork,
     SGDStep,
@@ -62,10 +67,12 @@ __all__ = [
     "Step",
     "VectorizedModel",
     "WorkerModel",
+    "add_vectors",
     "batch_gradient",
     "checked_flag",
     "copy_vector",
     "described",
+    "empty_vector_like",
     "evaluate_batches",
     "full_gradient",
     "local_sgd",

@@ -1,7 +1,8 @@
 """Passes over flat vectors that are larger than the caches.
 
 A model of tens of megabytes is read and written whole a few times per client; on small local work
-that is a fifth of the time. The extension writes past the caches, torch does not.
+that is a fifth of the time. The extension writes past the caches, torch does not, and the results
+lie in memory that was mapped before.
 """
 
 from __future__ import annotations
@@ -11,11 +12,26 @@ from torch import Tensor
 
 from fedbench._native import core
 from fedbench.aggregation._outputs import announce_write
+from fedbench.executors import empty_result
 
-__all__ = ["copy_vector", "subtract_vectors"]
+__all__ = ["add_vectors", "copy_vector", "empty_vector_like", "subtract_vectors"]
 
 _LARGE_BYTES = 8 * 2**20
 _FLOATS = (torch.float32, torch.float64)
+
+
+def empty_vector_like(vector: Tensor) -> Tensor:
+    """Return a flat vector without values for the result of a client task."""
+    if not vector.is_cpu:
+        return torch.empty_like(vector)
+    return empty_result(vector.shape, vector.dtype)
+
+
+def add_vectors(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a + b``, a new flat vector."""
+    if _is_large(a) and a.dtype == b.dtype and _is_plain(a) and _is_plain(b):
+        return torch.add(a, b, out=empty_vector_like(a))
+    return a + b
 
 
 def copy_vector(to: Tensor, source: Tensor) -> None:
