@@ -42,6 +42,19 @@ def a_part(broadcast, item):
     return plus(broadcast, item)[1:-1]
 
 
+def cut_up(broadcast, item):
+    result = plus(broadcast, item)
+    head, tail = result.split([len(result) - 1000, 1000])
+    return {"head": head, "other": torch.full((2000,), float(item)), "tail": tail}
+
+
+def head_then_whole(broadcast, item):
+    if item:
+        return kept[-1]
+    kept.append(plus(broadcast, 1))
+    return kept[-1][:-1000], torch.full((2000,), 7.0)
+
+
 def the_same_twice(broadcast, item):
     result = plus(broadcast, item)
     return [result, result, result.numpy()]
@@ -105,6 +118,19 @@ def test_parts_pairs_and_ties(executor, model):
     for item, (one, other) in enumerate(executor.map(two, range(3), broadcast=model)):
         assert torch.equal(one, model + item)
         assert torch.equal(other, model + 2 * item)
+
+
+def test_parts_of_one_tensor_with_others_between_them(executor, model):
+    for item, found in enumerate(executor.map(cut_up, range(3), broadcast=model)):
+        assert torch.equal(found["head"], (model + item)[:-1000])
+        assert torch.equal(found["other"], torch.full((2000,), float(item)))
+        assert torch.equal(found["tail"], (model + item)[-1000:])
+
+
+def test_the_rest_of_a_tensor_that_a_task_keeps_is_not_written_to(processes, model):
+    head, whole = processes(1).map(head_then_whole, range(2), broadcast=model)
+    assert torch.equal(head[0], (model + 1)[:-1000])
+    assert torch.equal(whole, model + 1)
 
 
 def test_a_process_that_the_task_forks_is_lent_nothing(processes, model):
@@ -191,6 +217,22 @@ def test_a_slot_that_is_looked_at_in_the_worker_is_copied(slots, model):
     slot, found = send(writer, reader, holder)
     assert slot.number == 0
     assert torch.equal(found, torch.zeros(SIZE))
+
+
+def test_a_slot_that_is_let_go_while_it_is_copied_is_not_the_copy(slots, model, monkeypatch):
+    """The garbage collector and other threads drop tensors at any time."""
+    writer, reader = slots
+    looked_at = [tensor_in(writer.lend(4 * SIZE)).copy_(model)]
+    take = writer._take
+
+    def let_go(length):
+        looked_at.clear()
+        return take(length)
+
+    monkeypatch.setattr(writer, "_take", let_go)
+    slot, found = send(writer, reader, [looked_at[0]])
+    assert slot.number == 1
+    assert torch.equal(found, model)
 
 
 def test_what_fits_around_a_lent_tensor_goes_with_it(slots, model):

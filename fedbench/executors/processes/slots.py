@@ -51,8 +51,8 @@ class SlotWriter:
         """Slots that were filled in this map."""
         self._next = 0
         self._kept_bytes = kept_bytes()
-        self._lent: dict[int, int] = {}
-        """Numbers of lent slots by the address of the tensor in it."""
+        self._lent: dict[tuple[int, int], int] = {}
+        """Numbers of lent slots by the address and bytes of the tensor in it."""
         # Filled by whatever thread drops the last reference to a lent tensor.
         self._returned: deque[int] = deque()
         self.discarded: list[int] = []
@@ -82,24 +82,27 @@ class SlotWriter:
         """
         if num_bytes < _LEAST_LENT:
             return None
+        self._take_back()
         try:
             number = self._take(num_bytes)
         except OSError:
             return None
         view = self._slots[number].view(self._returned.append, number)
         view = view[_MARGIN : _MARGIN + num_bytes]
-        self._lent[_address(view)] = number
+        self._lent[_place_of(view)] = number
         return view
 
     def place(self, buffers: list[memoryview]) -> Slot | None:
         """Put the buffers into a slot and return it, or None if there is no room.
 
-        If the task made the largest of them in a slot, that slot is taken, and `buffers` emptied,
-        which must hold the last references to their memory.
+        If the task made the largest of them in a slot, and it is there as a whole, that slot is
+        taken, and `buffers` emptied, which must hold the last references to their memory.
         """
+        self._take_back()
         sizes = [buffer.nbytes for buffer in buffers]
         largest = max(range(len(sizes)), key=sizes.__getitem__)
-        number = self._lent.get(_address(buffers[largest])) if self._lent else None
+        # Not for a part of the tensor: what lies behind it may be another part.
+        number = self._lent.get(_place_of(buffers[largest])) if self._lent else None
         if number is not None:
             start = _MARGIN - lay_out(sizes[:largest])[1]
             if start >= 0 and lay_out(sizes[largest + 1 :])[1] <= _MARGIN:
@@ -122,7 +125,7 @@ class SlotWriter:
             buffers += inside
             return self._copy(buffers, lay_out(sizes)[1])
         self._returned.remove(number)
-        del self._lent[_address(inside[lent])]
+        del self._lent[_place_of(inside[lent])]
         return Slot(number, mapping.extent.offset, mapping.extent.length, start)
 
     def _copy(self, buffers: list[memoryview], length: int) -> Slot | None:
@@ -147,8 +150,10 @@ class SlotWriter:
             self._discard(number)
 
     def _take(self, length: int) -> int:
-        """Return a slot of at least `length` bytes; OSError says why there is none."""
-        self._take_back()
+        """Return a slot of at least `length` bytes; OSError says why there is none.
+
+        It takes no lent slot back, because one may hold what the new one is for.
+        """
         if length >= _LEAST_LENT:
             length += 2 * _MARGIN  # any large slot may be lent
         # The last one to be freed first, so that what is not needed stays unused.
@@ -223,5 +228,5 @@ class SlotReader:
             self._mappings.pop(number, None)
 
 
-def _address(memory: memoryview) -> int:
-    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+def _place_of(memory: memoryview) -> tuple[int, int]:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data), memory.nbytes
