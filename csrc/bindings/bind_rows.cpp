@@ -78,35 +78,32 @@ bool is_contiguous(const dlpack::Tensor& tensor) {
     return true;
 }
 
-py::object call(py::handle object, PyObject* name) {
-    PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), name);
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
-}
-
 // What DLPack does not tell: a storage that was made smaller, and values that are to be negated.
+// The methods of a type are looked up once for all of its tensors.
 class TorchMethods {
   public:
-    static const TorchMethods& instance() {
-        static const auto* const methods = new TorchMethods;  // never destroyed, like its strings
-        return *methods;
-    }
+    explicit TorchMethods(py::handle type)
+        : is_neg_(type.attr("is_neg")),
+          untyped_storage_(type.attr("untyped_storage")),
+          storage_offset_(type.attr("storage_offset")) {}
+
     bool elements_are_plain(py::handle tensor, std::int64_t bytes, std::int64_t item) const {
-        if (call(tensor, is_neg_.ptr()).ptr() != Py_False) return false;
-        const py::object storage = call(tensor, untyped_storage_.ptr());
-        const Py_ssize_t stored = PyObject_Size(storage.ptr());  // in bytes
-        if (stored < 0) throw py::error_already_set();
-        const auto offset = py::cast<std::int64_t>(call(tensor, storage_offset_.ptr()));
+        if (call(is_neg_, tensor).ptr() != Py_False) return false;
+        const Py_ssize_t stored = PyObject_Size(call(untyped_storage_, tensor).ptr());  // in bytes
+        const long long offset = PyLong_AsLongLong(call(storage_offset_, tensor).ptr());
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
         return stored - offset * item >= bytes;
     }
 
   private:
-    static py::object name_of(const char* name) {
-        return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(name));
+    static py::object call(const py::object& method, py::handle tensor) {
+        PyObject* result = PyObject_CallOneArg(method.ptr(), tensor.ptr());
+        if (result == nullptr) throw py::error_already_set();
+        return py::reinterpret_steal<py::object>(result);
     }
-    py::object is_neg_ = name_of("is_neg");
-    py::object untyped_storage_ = name_of("untyped_storage");
-    py::object storage_offset_ = name_of("storage_offset");
+    py::object is_neg_;
+    py::object untyped_storage_;
+    py::object storage_offset_;
 };
 
 std::int64_t count_of(const std::vector<std::int64_t>& shape) {
@@ -154,14 +151,14 @@ std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& 
     if (api->version.major != dlpack::kMajorVersion || api->tensor_from_object == nullptr) {
         return std::nullopt;
     }
-    const TorchMethods& methods = TorchMethods::instance();
+    if (rows.empty()) return std::nullopt;
+    const py::handle type = py::type::handle_of(rows[0]);
     PlainRows result;
     result.addresses.reserve(rows.size());
-    const PyTypeObject* type = nullptr;
     try {
+        const TorchMethods methods(type);
         for (const py::handle row : rows) {
-            if (type == nullptr) type = Py_TYPE(row.ptr());
-            if (Py_TYPE(row.ptr()) != type) return std::nullopt;
+            if (!py::type::handle_of(row).is(type)) return std::nullopt;
             dlpack::Tensor tensor{};
             if (api->tensor_from_object(row.ptr(), &tensor) != 0) throw py::error_already_set();
             const auto dtype = torch_dtype(tensor);
@@ -180,7 +177,6 @@ std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& 
         if (!error.matches(PyExc_Exception)) throw;
         return std::nullopt;
     }
-    if (result.addresses.empty()) return std::nullopt;
     return result;
 }
 

@@ -47,8 +47,10 @@ def mean_of_plain(updates: list[Any], weights: Any, out: Any, nonfinite: str) ->
     first, names = updates[0], None
     outs: Iterable[Any] = () if out is None else (out,)
     arrays: Iterable[Any] = (first,)
-    if set(map(type, updates)) <= _MAPPINGS:
-        if None in first or (out is not None and type(out) not in _MAPPINGS):
+    if type(first) in _MAPPINGS:
+        if not set(map(type, updates)) <= _MAPPINGS or None in first:
+            return None
+        if out is not None and type(out) not in _MAPPINGS:
             return None
         names, arrays = list(first), first.values()
         outs = () if out is None else out.values()
