@@ -48,15 +48,34 @@ FEDBENCH_INLINE void narrow(const Quad& wide, QuadFloat& narrowed) {
 #endif
 }
 
-FEDBENCH_INLINE void widen_halves(const Lanes<float>::Values& values, Quad& low, Quad& high) {
-#if FEDBENCH_ISA_LEVEL >= 1
-    low = _mm256_cvtps_pd(_mm256_castps256_ps128(values));
-    high = _mm256_cvtps_pd(_mm256_extractf128_ps(values, 1));
+// The doubles of eight floats, in as few registers as the level has for them.
+#if FEDBENCH_ISA_LEVEL == 2
+typedef double Wide __attribute__((vector_size(64)));
+typedef float WideFloat __attribute__((vector_size(32)));
+typedef std::int32_t WideFloatBits __attribute__((vector_size(32)));
+
+FEDBENCH_INLINE void narrow(const Wide& wide, WideFloat& narrowed) {
+    const __m256 converted = _mm512_cvtpd_ps(wide);
+    std::memcpy(&narrowed, &converted, sizeof narrowed);
+}
+#else
+typedef Quad Wide;
+typedef QuadFloat WideFloat;
+typedef QuadFloatBits WideFloatBits;
+#endif
+inline constexpr int kWides = 8 * sizeof(double) / sizeof(Wide);
+
+FEDBENCH_INLINE void widen_all(const Lanes<float>::Values& values, Wide* wide) {
+#if FEDBENCH_ISA_LEVEL == 2
+    wide[0] = _mm512_cvtps_pd(values);
+#elif FEDBENCH_ISA_LEVEL == 1
+    wide[0] = _mm256_cvtps_pd(_mm256_castps256_ps128(values));
+    wide[1] = _mm256_cvtps_pd(_mm256_extractf128_ps(values, 1));
 #else
     QuadFloat halves[2];
     std::memcpy(halves, &values, sizeof halves);
-    widen(halves[0], low);
-    widen(halves[1], high);
+    widen(halves[0], wide[0]);
+    widen(halves[1], wide[1]);
 #endif
 }
 
@@ -218,7 +237,8 @@ FEDBENCH_INLINE void finish(const typename Lanes<T>::Key* sorted, std::size_t st
 
 // ---- few clients: one network, all in registers ----------------------------------------------
 
-template <class T, int K>
+// Compiled for the median by itself, the ranks that it does not need are not computed.
+template <class T, int K, bool kMedian>
 FEDBENCH_INLINE bool small_group(const T* const* rows, std::size_t at,
                                  const OrderStatistic& statistic, T* out) {
     using Keys = typename Lanes<T>::Keys;
@@ -233,9 +253,16 @@ FEDBENCH_INLINE bool small_group(const T* const* rows, std::size_t at,
     constexpr auto low = static_cast<typename Lanes<T>::Key>(~high);  // negation flips all bits
     const bool finite = !any_set((v[0] <= low) | (v[K - 1] >= high));
     const Keys nan = (v[0] < low) | (v[K - 1] > high);
-    if (statistic.kind == Statistic::median) {
-        Keys upper = v[K / 2];
-        middle<T>(v[(K - 1) / 2], upper, nan, K % 2 == 0, out);
+    if constexpr (kMedian) {
+        if constexpr (K % 2 == 1) {
+            swap_order(v[K / 2]);
+            typename Lanes<T>::Values result;
+            std::memcpy(&result, &v[K / 2], sizeof result);
+            store(out,
+                  nan != 0 ? decltype(result){} + std::numeric_limits<T>::quiet_NaN() : result);
+        } else {
+            middle<T>(v[K / 2 - 1], v[K / 2], nan, true, out);
+        }
     } else {
         alignas(32) typename Lanes<T>::Key sorted[K * Lanes<T>::count];
         for (int k = 0; k < K; ++k) store(sorted + k * Lanes<T>::count, v[k]);
@@ -244,7 +271,7 @@ FEDBENCH_INLINE bool small_group(const T* const* rows, std::size_t at,
     return finite;
 }
 
-template <class T, int K>
+template <class T, int K, bool kMedian>
 bool few_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
                  std::size_t end, T* out) {
     constexpr std::size_t count = Lanes<T>::count;
@@ -253,7 +280,7 @@ bool few_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
     for (; i + count <= end; i += count) {
         if (i % 16 < count)
             for (int k = 0; k < K; ++k) __builtin_prefetch(rows[k] + i + 512 / sizeof(T));
-        finite &= small_group<T, K>(rows, i, statistic, out + i);
+        finite &= small_group<T, K, kMedian>(rows, i, statistic, out + i);
     }
     if (i == end) return finite;
     T padded[K][count] = {};
@@ -263,7 +290,7 @@ bool few_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
         tail[k] = padded[k];
     }
     T result[count];
-    finite &= small_group<T, K>(tail, 0, statistic, result);
+    finite &= small_group<T, K, kMedian>(tail, 0, statistic, result);
     std::memcpy(out + i, result, (end - i) * sizeof(T));
     return finite;
 }
@@ -396,9 +423,9 @@ bool any_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
 template <class T>
 using FewClients = bool (*)(const T* const*, const OrderStatistic&, std::size_t, std::size_t, T*);
 
-template <class T, int... I>
+template <class T, bool kMedian, int... I>
 FewClients<T> few_clients_kernel(int clients, std::integer_sequence<int, I...>) {
-    static constexpr FewClients<T> kernels[] = {&few_clients<T, I + 1>...};
+    static constexpr FewClients<T> kernels[] = {&few_clients<T, I + 1, kMedian>...};
     return kernels[clients - 1];
 }
 
@@ -409,8 +436,10 @@ bool order_statistic_range(const T* const* rows, const OrderStatistic& statistic
                            void* scratch) {
     constexpr int few = kMaxClientsInRegisters<T>;
     if (statistic.clients <= few) {
-        const auto kernel =
-            few_clients_kernel<T>(statistic.clients, std::make_integer_sequence<int, few>{});
+        constexpr std::make_integer_sequence<int, few> counts;
+        const auto kernel = statistic.kind == Statistic::median
+                                ? few_clients_kernel<T, true>(statistic.clients, counts)
+                                : few_clients_kernel<T, false>(statistic.clients, counts);
         return kernel(rows, statistic, begin, end, out);
     }
     if (!plan.steps.empty())

@@ -219,7 +219,7 @@ typedef std::uint32_t OctetMagnitudes __attribute__((vector_size(32)));
 
 // Plain sums of the kept ranks of eight sorted columns of floats, and the largest |x| among them.
 struct PlainSums {
-    Quad sums[2] = {};
+    Wide sums[kWides] = {};
     OctetMagnitudes largest;
 };
 
@@ -234,10 +234,9 @@ FEDBENCH_INLINE void sum_plainly(const std::int32_t* row, std::size_t stride, in
         std::memcpy(&values, &keys, sizeof values);
         std::memcpy(&bits, &keys, sizeof bits);
         if (i == 0) first = bits;
-        Quad wide[2];
-        widen_halves(values, wide[0], wide[1]);
-        plain.sums[0] += wide[0];
-        plain.sums[1] += wide[1];
+        Wide wide[kWides];
+        widen_all(values, wide);
+        for (int part = 0; part < kWides; ++part) plain.sums[part] += wide[part];
     }
     first &= 0x7fffffffU;
     bits &= 0x7fffffffU;
@@ -251,17 +250,17 @@ FEDBENCH_INLINE void sum_plainly(const std::int32_t* row, std::size_t stride, in
 FEDBENCH_INLINE bool round_by_bound(const PlainSums& plain, double count, float* out) {
     Lanes<float>::Values most;
     std::memcpy(&most, &plain.largest, sizeof most);
-    Quad delta[2];
-    widen_halves(most, delta[0], delta[1]);
+    Wide delta[kWides];
+    widen_all(most, delta);
     const double reciprocal = 1.0 / count;
-    QuadFloatBits differ = {};
-    for (int half = 0; half < 2; ++half) {
-        delta[half] *= count * (count + 8) * 0x1p-52;
-        QuadFloat low, high;
-        narrow((plain.sums[half] - delta[half]) * reciprocal, low);
-        narrow((plain.sums[half] + delta[half]) * reciprocal, high);
-        store(out + 4 * half, low);
-        QuadFloatBits low_bits, high_bits;
+    WideFloatBits differ = {};
+    for (int part = 0; part < kWides; ++part) {
+        delta[part] *= count * (count + 8) * 0x1p-52;
+        WideFloat low, high;
+        narrow((plain.sums[part] - delta[part]) * reciprocal, low);
+        narrow((plain.sums[part] + delta[part]) * reciprocal, high);
+        store(out + 8 / kWides * part, low);
+        WideFloatBits low_bits, high_bits;
         std::memcpy(&low_bits, &low, sizeof low);
         std::memcpy(&high_bits, &high, sizeof high);
         differ |= low_bits ^ high_bits;
@@ -303,10 +302,13 @@ FEDBENCH_INLINE bool plain_trimmed_means(const std::int32_t* sorted, std::size_t
     sum_plainly(row, stride, statistic.size, plain);
     if (round_by_bound(plain, count, out)) return true;
     if (!sums_are_exact(row, stride, statistic.size, plain)) return false;
+    Quad sums[2];
+    static_assert(sizeof sums == sizeof plain.sums);
+    std::memcpy(sums, plain.sums, sizeof sums);
     for (int half = 0; half < 2; ++half) {
-        Quad quotient = plain.sums[half] / count;
+        Quad quotient = sums[half] / count;
         Quad remainder;
-        exact_remainder(plain.sums[half], quotient, count, remainder);
+        exact_remainder(sums[half], quotient, count, remainder);
         round_to_odd<QuadBits>(quotient, remainder);
         QuadFloat rounded;
         narrow(quotient, rounded);
