@@ -4,9 +4,6 @@ By default it gives large blocks back to the system on every free, so each train
 activations and gradients zeroed and mapped anew: a quarter of the time of a small CNN, and a
 third of a step of ResNet-18. Where tasks run it keeps that memory for the next step instead.
 
-The heap that it keeps is asked for in huge pages before anything touches it: a step of ResNet-18
-walks through a hundred megabytes, and spends a tenth of its time on looking up small pages.
-
 Nothing is changed on a system whose C library has no ``mallopt``, or where the environment sets
 the allocator already (``MALLOC_TRIM_THRESHOLD_`` and its like, or ``GLIBC_TUNABLES``).
 """
@@ -31,12 +28,9 @@ _KEPT_BYTES = 2**30
 
 # From malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
-_MADV_HUGEPAGE = 14
-_HUGE_PAGE = 2 * 2**20
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 """More is refused. The allocator itself ends here once blocks of this size were freed."""
-_LARGE_BLOCKS = {_M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD, _M_MMAP_MAX: 65536}
-"""Those of more than the threshold are mapped on their own, as many as by default."""
+_LARGE_BLOCKS = {_M_MMAP_THRESHOLD: _LARGEST_MMAP_THRESHOLD}
 _BY_ITSELF = {
     **_LARGE_BLOCKS,
     _M_TRIM_THRESHOLD: 2 * _LARGEST_MMAP_THRESHOLD,
@@ -63,7 +57,8 @@ def keep_freed_memory() -> None:
 
     Blocks of every size then come from the heap, whose free parts are used again.
     """
-    _keep(kept_bytes())
+    kept = kept_bytes()
+    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: kept // 16})
 
 
 class KeptMemory:
@@ -104,8 +99,8 @@ class _Holders:
         with self.lock:
             self.count += 1
             if self.count == 1:
-                _keep(kept_bytes())
-                _set(_LARGE_BLOCKS)
+                kept = kept_bytes()
+                _set({**_LARGE_BLOCKS, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: kept // 16})
 
     def remove(self) -> None:
         with self.lock:
@@ -119,41 +114,12 @@ os.register_at_fork(after_in_child=_holders.after_fork)
 
 
 def _set(options: Mapping[int, int], *, trim: bool = False) -> None:
-    library = _library()
-    if library is not None:
+    chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if chosen or any(name in os.environ for name in _VARIABLES):
+        return
+    library: Any = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):  # musl and macOS have none
         for option, value in options.items():
             library.mallopt(option, value)
         if trim:
             library.malloc_trim(0)
-
-
-def _keep(kept: int) -> None:
-    """Keep that many free bytes of the heap, and have half as many lie in huge pages once used.
-
-    Where the system has none, or grants no more address space, the heap grows as ever.
-    """
-    _set({_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: kept // 16})
-    library, num_bytes = _library(), kept // 2
-    block = None if library is None else library.malloc(num_bytes)
-    if library is None or block is None:
-        return
-    begin = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-    end = (block + num_bytes) // _HUGE_PAGE * _HUGE_PAGE
-    if begin < end:
-        library.madvise(begin, end - begin, _MADV_HUGEPAGE)
-    library.free(block)  # to the top of the heap, which is smaller than what is kept
-
-
-def _library() -> Any:
-    """Return the C library, None if it has no such settings or the user has chosen them."""
-    chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if chosen or any(name in os.environ for name in _VARIABLES):
-        return None
-    library: Any = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):  # musl and macOS have none
-        return None
-    library.malloc.restype = ctypes.c_void_p
-    library.malloc.argtypes = [ctypes.c_size_t]
-    library.free.argtypes = [ctypes.c_void_p]
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return library

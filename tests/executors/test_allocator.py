@@ -83,42 +83,8 @@ def test_tasks_use_freed_memory_again(executor):
     assert max(executor.map(new_pages, range(4))) < SOME
 
 
-HUGE_PAGES = """
-import re
-import torch
-from fedbench.executors import make_executor
-def huge_megabytes(_):
-    blocks = [torch.ones(2**18) for _ in range(64)]
-    parts = re.split(r"^[0-9a-f]+-[0-9a-f]+ ", open("/proc/self/smaps").read(), flags=re.M)
-    heap = "".join(part for part in parts if part.partition("\\n")[0].endswith("[heap]"))
-    return sum(map(int, re.findall(r"AnonHugePages: +(\\d+)", heap))) // 1024
-for backend in ("sequential", "processes"):
-    with make_executor(backend, 1) as executor:
-        print(executor.map(huge_megabytes, [0])[0])
-"""
-
-
-def huge_pages_on_request():
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            return "[madvise]" in file.read()
-    except OSError:
-        return False
-
-
-@pytest.mark.skipif(
-    not huge_pages_on_request(), reason="this kernel gives huge pages to all memory or to none"
-)
-def test_what_tasks_use_lies_in_huge_pages():
-    plain = printed_in_a_fresh_process(HUGE_PAGES, MALLOC_TOP_PAD_="131072")
-    kept = printed_in_a_fresh_process(HUGE_PAGES)
-    assert max(plain) == 0
-    assert min(kept) >= 16  # some of the 64 MiB fits into holes that were there before
-
-
 def test_the_last_of_several_holders_lets_go(monkeypatch):
     seen = []
-    monkeypatch.setattr("fedbench.executors.allocator._keep", lambda kept: None)
     monkeypatch.setattr(
         "fedbench.executors.allocator._set", lambda options, **given: seen.append(given)
     )
@@ -135,7 +101,6 @@ def test_the_last_of_several_holders_lets_go(monkeypatch):
 
 
 def test_a_holder_that_is_dropped_lets_go(monkeypatch):
-    monkeypatch.setattr("fedbench.executors.allocator._keep", lambda kept: None)
     monkeypatch.setattr("fedbench.executors.allocator._set", lambda options, **given: None)
     monkeypatch.setattr(_holders, "count", 0)
     holder = KeptMemory()
