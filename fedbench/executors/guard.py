@@ -225,6 +225,8 @@ def _copy_leaf(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return _copy_array(leaf)
     if type(leaf) is torch.Tensor and leaf.layout == torch.strided:
+        if leaf.is_quantized:
+            return leaf.clone()  # with its scales
         if leaf.is_contiguous() and leaf.is_cpu and leaf.nbytes >= POOLED_BYTES:
             copied = torch.frombuffer(aligned_bytes(leaf.nbytes), dtype=leaf.dtype)
             copied.resize_(leaf.size())

@@ -50,9 +50,9 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     In a worker of the backend ``processes``, a tensor of a mebibyte or more is made in the shared
     memory through which results travel. A task that returns it, alone or inside of other objects,
     and keeps nothing that looks at it saves the copy of a result into that memory; of several in
-    one result, the largest. One that is kept is copied as any other result. Everywhere else, in
-    threads that a task started, and if there is no such memory, this is :func:`torch.empty`, from
-    4 mebibytes on with memory that is used again.
+    one result, the largest. One that is kept, or not returned as a whole, is copied as any other
+    result. Everywhere else, in threads that a task started, and if there is no such memory, this is
+    :func:`torch.empty`, from 4 mebibytes on with memory that is used again.
 
     Parameters
     ----------

@@ -89,6 +89,16 @@ def test_a_broadcast_may_be_a_tensor_a_module_or_false(executor):
     assert executor.map(run, [1, 2], broadcast=linear) == [expected, expected]
 
 
+# Torch warns where it makes them, and where it pickles them.
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+@pytest.mark.parametrize("count", [5, 5 * 2**20], ids=["small", "large"])
+def test_a_broadcast_may_be_quantized(executor, count):
+    quantized = torch.quantize_per_tensor(torch.ones(count), 0.5, 0, torch.qint8)
+    run = lambda b, item: (int(b.int_repr().long().sum()), b.q_scale())  # noqa: E731
+    assert executor.map(run, [1, 2], broadcast=quantized) == [(2 * count, 0.5)] * 2
+
+
 WRITES = {
     "in place": lambda b: b["model"]["layer.weight"].add_(1),
     "through a view": lambda b: b["model"]["layer.weight"][0].zero_(),
