@@ -335,10 +335,12 @@ class Crew:
         Ray handles the end of an actor in a thread that outlives ``ray.shutdown()``, by then with
         freed memory: a program that went straight on to its end has crashed there.
         """
-        ends = [end for worker in list(self.workers) for end in self.remove(worker)]
-        if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=_END_S)
-        self._placement.release()
+        try:
+            ends = [end for worker in list(self.workers) for end in self.remove(worker)]
+            if ends:
+                ray.wait(ends, num_returns=len(ends), timeout=_END_S)
+        finally:
+            self._placement.release()
 
 
 class Residents:
