@@ -7,11 +7,10 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from fedbench.executors.guard import POOLED_BYTES, aligned_bytes
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["empty_result", "lend_memory"]
 
@@ -44,7 +43,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lender)
 
 
-def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def empty_result(shape: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return an uninitialised CPU tensor to be filled and returned by a client task.
 
     In a worker of the backend ``processes``, a tensor of a mebibyte or more is made in the shared
@@ -58,8 +57,8 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     ----------
     shape : int or sequence of int
         Of the tensor.
-    dtype : torch.dtype, default torch.float32
-        Of the tensor.
+    dtype : torch.dtype, optional
+        Of the tensor, by default ``torch.float32``.
 
     Returns
     -------
@@ -82,7 +81,13 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype = torch.float32)
     >>> task(torch.zeros(2), 1.5)
     tensor([1.5000, 1.5000])
     """
+    # Here, because whoever imports the executors may never need torch, which takes a second.
+    import torch
+
+    from fedbench.executors.guard import POOLED_BYTES, aligned_bytes
+
     size = _check_shape(shape)
+    dtype = torch.float32 if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float32, got {dtype!r}.")
     num_bytes = math.prod(size) * dtype.itemsize
