@@ -76,6 +76,7 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
 
     Examples
     --------
+    >>> import torch
     >>> def task(model, client):
     ...     return torch.add(model, client, out=empty_result(model.shape))
     >>> task(torch.zeros(2), 1.5)
