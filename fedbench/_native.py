@@ -11,7 +11,10 @@ except ImportError as error:  # pragma: no cover - needs a broken build
     )
     raise
 
-__all__ = ["core"]
+__all__ = ["POOLED_BYTES", "core"]
+
+POOLED_BYTES = 4 * 2**20
+"""From here on the pooled huge pages of ``core.allocate`` beat a library's own allocator."""
 
 # A wrong FEDBENCH_ISA or FEDBENCH_NUM_THREADS is told at import, not from inside a kernel.
 core.isa_level()

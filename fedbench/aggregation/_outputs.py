@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbench._native import core
+from fedbench._native import POOLED_BYTES, core
 from fedbench.aggregation._arrays import (
     Buffer,
     address,
@@ -21,23 +21,20 @@ from fedbench.aggregation._arrays import (
     name_of,
 )
 
-# Below this a library's own allocator is as good as pooled huge pages.
-_POOLED_BYTES = 4 << 20
-
 
 def empty(kind: str, shape: tuple[int, ...], dtype: str) -> Any:
     """Return an uninitialised array of `kind` (``"numpy"`` or ``"torch"``)."""
     if kind == "numpy":
         item = np.dtype(dtype)
         size = math.prod(shape) * item.itemsize
-        if size < _POOLED_BYTES:
+        if size < POOLED_BYTES:
             return np.empty(shape, dtype=item)
         return _pooled(size, shape, dtype).view(item).reshape(shape)
     import torch
 
     torch_dtype = getattr(torch, dtype)
     size = math.prod(shape) * torch_dtype.itemsize
-    if size < _POOLED_BYTES:
+    if size < POOLED_BYTES:
         return torch.empty(shape, dtype=torch_dtype, device="cpu")
     return torch.from_numpy(_pooled(size, shape, dtype)).view(torch_dtype).reshape(shape)
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fedbench._native import core
+from fedbench._native import POOLED_BYTES, core
 from fedbench.errors import BroadcastModifiedError
 
 __all__ = [
     "ALIGNMENT",
     "GENERATORS",
-    "POOLED_BYTES",
     "Guarded",
     "aligned_bytes",
+    "empty_tensor",
     "isolate",
     "kept_strides",
     "named_arrays",
@@ -38,9 +39,6 @@ ALIGNMENT = 64
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """The random generators that code may hold."""
-
-POOLED_BYTES = 4 * 2**20
-"""From here on pooled huge pages beat the allocator."""
 
 _ATOMS = (int, float, str, bytes, bool, type(None), complex)
 
@@ -64,6 +62,14 @@ def aligned_bytes(num_bytes: int) -> memoryview:
     with torch.inference_mode(False):
         array: Any = torch.empty(num_bytes, dtype=torch.uint8, device="cpu").numpy()
     return memoryview(array)
+
+
+def empty_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a CPU tensor without values; a large one is pooled and cannot be resized."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < POOLED_BYTES:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(aligned_bytes(num_bytes), dtype=dtype).resize_(shape)
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -227,9 +233,8 @@ def _copy_leaf(leaf: Any) -> Any:
     if type(leaf) is torch.Tensor and leaf.layout == torch.strided:
         if leaf.is_quantized:
             return leaf.clone()  # with its scales
-        if leaf.is_contiguous() and leaf.is_cpu and leaf.nbytes >= POOLED_BYTES:
-            copied = torch.frombuffer(aligned_bytes(leaf.nbytes), dtype=leaf.dtype)
-            copied.resize_(leaf.size())
+        if leaf.is_contiguous() and leaf.is_cpu:
+            copied = empty_tensor(leaf.size(), leaf.dtype)
         elif leaf.is_contiguous():
             copied = torch.empty(leaf.size(), dtype=leaf.dtype, device=leaf.device)
         else:

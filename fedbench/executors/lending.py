@@ -85,18 +85,15 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     # Here, because whoever imports the executors may never need torch, which takes a second.
     import torch
 
-    from fedbench.executors.guard import POOLED_BYTES, aligned_bytes
+    from fedbench.executors.guard import empty_tensor
 
     size = _check_shape(shape)
     dtype = torch.float32 if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float32, got {dtype!r}.")
-    num_bytes = math.prod(size) * dtype.itemsize
-    memory = _lent(num_bytes)
+    memory = _lent(math.prod(size) * dtype.itemsize)
     if memory is None:
-        if num_bytes < POOLED_BYTES:
-            return torch.empty(size, dtype=dtype, device="cpu")
-        memory = aligned_bytes(num_bytes)
+        return empty_tensor(size, dtype)
     return torch.frombuffer(memory, dtype=dtype).resize_(size)
 
 

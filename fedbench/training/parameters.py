@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedbench.aggregation._outputs import empty
 from fedbench.errors import LayoutError
 
 __all__ = ["ALIGNMENT", "ParameterLayout"]
@@ -100,17 +99,6 @@ class ParameterLayout:
     def zeros(self) -> Tensor:
         """Return a flat vector of zeros."""
         return torch.zeros(self.numel, dtype=self.dtype, device=self.device)
-
-    def empty(self) -> Tensor:
-        """Return a flat vector without values, to be written before it is read.
-
-        A large one is on pooled huge pages: mapping pages anew for every client of every round
-        takes longer than the arithmetic on them.
-        """
-        if self.device.type != "cpu":
-            return torch.empty(self.numel, dtype=self.dtype, device=self.device)
-        flat: Tensor = empty("torch", (self.numel,), str(self.dtype).removeprefix("torch."))
-        return flat
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return one view into `flat` for each parameter, in the order of `names`."""
