@@ -2,18 +2,21 @@
 
 A task may only read the broadcast, which all tasks of a map share, and owns its item. So that
 this holds alike where workers share memory with the caller (``sequential``, ``threads``),
-:func:`isolate` copies the tensors and mutable containers of both. All copies are 64-byte aligned
-and laid out by one rule (:func:`kept_strides`), because torch's results depend on both.
+:func:`isolate` copies both. All copies are 64-byte aligned and laid out by one rule
+(:func:`kept_strides`), because torch's results depend on both.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
-import dataclasses
+import inspect
 import math
+import operator
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +24,14 @@ import torch
 
 from fedbench._native import POOLED_BYTES, core
 from fedbench.errors import BroadcastModifiedError
+from fedbench.executors.structure import (
+    ATOMS,
+    PASSED,
+    Copier,
+    attributes,
+    has_plain_state,
+    walk,
+)
 
 __all__ = [
     "ALIGNMENT",
@@ -39,8 +50,6 @@ ALIGNMENT = 64
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """The random generators that code may hold."""
-
-_ATOMS = (int, float, str, bytes, bool, type(None), complex)
 
 
 def aligned_bytes(num_bytes: int) -> memoryview:
@@ -82,62 +91,107 @@ def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def isolate(value: Any) -> Any:
-    """Return `value` with its tensors, arrays, random generators and mutable containers copied.
+    """Return `value` with everything in it copied that a task could write to.
 
-    Follows dict, list, tuple, set and dataclass instances and their subclasses as far as these
-    copy like their base; a module is deep-copied; other objects are passed as they are. Tensors
-    that share memory exactly stay tied in the copy.
+    A copy is what pickling would make of the original: containers, instances, modules and random
+    generators are made anew, tensors and arrays too, and those that share memory exactly stay
+    tied. Left out are a :class:`Resident`, and what cannot be pickled, such as a lock, together
+    with the instance that holds it; a class with ``__deepcopy__`` decides for itself.
     """
-    if type(value) in _ATOMS:
+    if type(value) in ATOMS:
         return value
     with torch.inference_mode(False):
-        return _rebuild(value, _copy_leaf, {})
+        return Copier(_copy_leaf).copy(value)
 
 
 def named_arrays(
     value: Any, path: str = "broadcast"
 ) -> Iterator[tuple[str, torch.Tensor | np.ndarray]]:
-    """Yield every tensor and array inside containers and modules with a path that names it."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        yield path, value
-    elif isinstance(value, torch.nn.Module):
-        for name, tensor in value.state_dict(keep_vars=True).items():
+    """Yield every tensor and array inside of a value with a path that names it.
+
+    They are looked for in containers, modules and instances with plain state.
+    """
+    for name, part in walk(value, path):
+        yield from _arrays_at(name, part)
+
+
+def _arrays_at(path: str, part: Any) -> Iterator[tuple[str, torch.Tensor | np.ndarray]]:
+    if isinstance(part, (torch.Tensor, np.ndarray)):
+        yield path, part
+    elif isinstance(part, torch.nn.Module):
+        for name, tensor in part.state_dict(keep_vars=True).items():
             if isinstance(tensor, torch.Tensor):
                 yield f"{path}.{name}", tensor
-    else:
-        for name, child in _named_children(value, path):
-            yield from named_arrays(child, name)
 
 
-def _named_children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a dict, list, tuple or dataclass instance holds, each with its path."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield f"{path}[{key!r}]", child
-    elif isinstance(value, (list, tuple)):
-        for position, child in enumerate(value):
-            yield f"{path}[{position}]", child
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield f"{path}.{field.name}", getattr(value, field.name, None)
+class _Held:
+    """A part of the broadcast and what it held at the start.
+
+    The contents are kept alive, so an entry that was replaced is another object.
+    """
+
+    __slots__ = ("attributes", "items", "name", "part")
+
+    def __init__(self, name: str, part: Any) -> None:
+        self.name, self.part = name, part
+        self.items = _items(part)
+        self.attributes = dict(attributes(part)) if has_plain_state(type(part)) else {}
+
+    def __bool__(self) -> bool:
+        """Whether anybody could write to the part."""
+        return bool(self.attributes) or isinstance(self.part, _WRITABLE)
+
+    def written(self) -> Iterator[str]:
+        """Yield the names of what was written to."""
+        if not _same(_items(self.part), self.items):
+            yield self.name
+        if not self.attributes:
+            return
+        now, before = attributes(self.part), self.attributes
+        if _same(now, before) and _same(now.values(), before.values()):
+            return
+        for name in {**before, **now}:
+            if name not in before and _is_lazy(type(self.part), name):
+                continue
+            if name not in now or name not in before or now[name] is not before[name]:
+                yield f"{self.name}.{name}"
 
 
-def _contents(container: Any) -> list[Any]:
-    """Return what a mutable container holds, in order, or the state of a random generator."""
-    if isinstance(container, GENERATORS):
-        return [pickle.dumps(container)]
-    if isinstance(container, dict):
-        return [part for pair in container.items() for part in pair]
-    return list(container)
+_UNHELD = (torch.Tensor, np.ndarray, torch.nn.Module, *PASSED)
+"""What is not compared with how it was: tensors are guarded otherwise, and calling a module may
+write to its attributes."""
+_WRITABLE = (dict, list, set, collections.deque, bytearray, *GENERATORS)
 
 
-def _named_containers(value: Any, path: str = "broadcast") -> Iterator[tuple[str, Any]]:
-    """Yield every dict, list, set and random generator inside containers with its path."""
-    if isinstance(value, (dict, list, set, *GENERATORS)):
-        yield path, value
-    for name, child in _named_children(value, path):
-        if type(child) not in _ATOMS:
-            yield from _named_containers(child, name)
+def _items(part: Any) -> list[Any]:
+    """Return what a container holds, in order, or the state of a random generator."""
+    if isinstance(part, dict):
+        return [*part, *part.values()]
+    if isinstance(part, (list, set, collections.deque)):
+        return list(part)
+    if isinstance(part, bytearray):
+        return [bytes(part)]
+    return [pickle.dumps(part)] if isinstance(part, GENERATORS) else []
+
+
+def _same(now: Collection[Any], before: Collection[Any]) -> bool:
+    return len(now) == len(before) and (
+        all(map(operator.is_, now, before))
+        or all(a is b or (type(a) is bytes and a == b) for a, b in zip(now, before, strict=True))
+    )
+
+
+def _is_lazy(kind: type, name: str) -> bool:
+    """Return whether an attribute is one that its first reader computes and stores.
+
+    As ``functools.cached_property`` does: a descriptor in the class that gives way to it.
+    """
+    descriptor = inspect.getattr_static(kind, name, None)
+    return (
+        hasattr(descriptor, "__get__")
+        and not hasattr(descriptor, "__set__")
+        and not isinstance(descriptor, types.FunctionType)
+    )
 
 
 class Guarded:
@@ -146,26 +200,45 @@ class Guarded:
     Parameters
     ----------
     value : object
-        A broadcast that belongs to this worker alone (from :func:`isolate` or a transport).
+        A broadcast that belongs to this worker alone, as a transport brings it.
+    shared : container of int
+        Ids of what does not belong to it nevertheless.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, shared: Container[int] = ()) -> None:
         self.value = value
         self._tensors: list[tuple[str, torch.Tensor, int, bool]] = []
         self._arrays: list[str] = []
         self._storages: set[int] = set()
-        for name, array in named_arrays(value):
-            if isinstance(array, np.ndarray):
-                # Numpy counts no writes, but it can refuse them.
-                array.setflags(write=False)
-                self._arrays.append(name)
-                self._storages.add(storage_of(array))
-            elif array.layout == torch.strided and not array.is_inference():
-                self._tensors.append((name, array, array._version, array.requires_grad))
-                self._storages.add(storage_of(array))
+        self._parts: dict[int, Any] = {}
+        self._held: list[_Held] = []
+        for path, part in walk(value, "broadcast", shared):
+            for name, array in _arrays_at(path, part):
+                self._guard_array(name, array)
+            if isinstance(part, _UNHELD):
+                continue
+            self._parts[id(part)] = part
+            if held := _Held(path, part):
+                self._held.append(held)
         self._storages.discard(0)  # empty tensors all live at address 0
-        # The contents are held, so an entry that was replaced is another object.
-        self._containers = [(n, held, _contents(held)) for n, held in _named_containers(value)]
+
+    @classmethod
+    def copy_of(cls, broadcast: Any) -> Guarded:
+        """Return a worker's own copy of a broadcast that lives in this process."""
+        copier = Copier(_copy_leaf)
+        with torch.inference_mode(False):
+            value = copier.copy(broadcast)
+        return cls(value, copier.shared)
+
+    def _guard_array(self, name: str, array: torch.Tensor | np.ndarray) -> None:
+        if isinstance(array, np.ndarray):
+            # Numpy counts no writes, but it can refuse them.
+            array.setflags(write=False)
+            self._arrays.append(name)
+            self._storages.add(storage_of(array))
+        elif array.layout == torch.strided and not array.is_inference():
+            self._tensors.append((name, array, array._version, array.requires_grad))
+            self._storages.add(storage_of(array))
 
     def violation(self) -> BroadcastModifiedError | None:
         """Return the error that names the entries written to since the start, if any."""
@@ -176,13 +249,8 @@ class Guarded:
             or tensor.requires_grad is not requires_grad
             or (tensor.is_leaf and tensor.grad is not None)
         ]
-        for name, container, before in self._containers:
-            now = _contents(container)
-            if len(now) != len(before) or any(
-                a is not b and not (type(a) is bytes and a == b)
-                for a, b in zip(now, before, strict=True)
-            ):
-                changed.append(name)
+        for held in self._held:
+            changed += held.written()
         return _modified(changed) if changed else None
 
     def explain(self, error: BaseException) -> BroadcastModifiedError | None:
@@ -194,17 +262,28 @@ class Guarded:
         return None
 
     def release(self, result: Any) -> Any:
-        """Return `result` with copies in place of the tensors that it shares with the broadcast."""
-        if type(result) in _ATOMS or not any(
-            storage_of(array) in self._storages for _, array in named_arrays(result)
-        ):
+        """Return `result` with copies in place of what it shares with the broadcast."""
+        if type(result) in ATOMS or not self._shares(result):
             return result
 
         def copy_shared(leaf: Any) -> Any:
             return _copy_leaf(leaf) if storage_of(leaf) in self._storages else leaf
 
         with torch.inference_mode(False):
-            return _rebuild(result, copy_shared, {})
+            return Copier(copy_shared).copy(result)
+
+    def _shares(self, result: Any) -> bool:
+        for path, part in walk(result, ""):
+            if id(part) in self._parts:
+                return True
+            if isinstance(part, (torch.Tensor, np.ndarray)):
+                if storage_of(part) in self._storages:
+                    return True
+            elif isinstance(part, torch.nn.Module):
+                arrays = _arrays_at(path, part)
+                if any(storage_of(array) in self._storages for _, array in arrays):
+                    return True
+        return False
 
 
 def _modified(names: list[str]) -> BroadcastModifiedError:
@@ -212,7 +291,7 @@ def _modified(names: list[str]) -> BroadcastModifiedError:
     return BroadcastModifiedError(
         f"the broadcast must not be written to by a task, got a write to {shown}. "
         "Work on a copy: clone() of a tensor, copy() of an array, dict or list, copy.deepcopy() of "
-        "a random generator."
+        "an object or a random generator."
     )
 
 
@@ -243,7 +322,7 @@ def _copy_leaf(leaf: Any) -> Any:
             )
         copied.copy_(leaf.detach())
         return copied.requires_grad_(leaf.requires_grad)
-    return copy.deepcopy(leaf)  # parameters, other subclasses and layouts know how to copy
+    return copy.deepcopy(leaf)  # other subclasses and layouts know how to copy
 
 
 def _copy_array(array: np.ndarray) -> np.ndarray:
@@ -256,50 +335,3 @@ def _copy_array(array: np.ndarray) -> np.ndarray:
     copied = np.ndarray(array.shape, array.dtype, buffer=memory, order=order)
     copied[...] = array
     return copied
-
-
-def _rebuild(value: Any, copy_leaf: Callable[[Any], Any], memo: dict[Any, Any]) -> Any:
-    """Return a structural copy of `value` with ``copy_leaf`` applied to tensors and arrays."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return value
-    key = _identity(value)
-    if key in memo:
-        return memo[key][1]
-    copied: Any
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        copied = copy_leaf(value)
-    elif isinstance(value, (torch.nn.Module, *GENERATORS)):
-        copied = copy.deepcopy(value)
-    elif isinstance(value, dict):
-        copied = copy.copy(value)  # keeps the subclass: OrderedDict, defaultdict, ...
-        memo[key] = (value, copied)  # before the contents, which may hold it
-        for name, child in value.items():
-            copied[name] = _rebuild(child, copy_leaf, memo)
-    elif isinstance(value, list):
-        copied = copy.copy(value)
-        memo[key] = (value, copied)
-        copied[:] = [_rebuild(child, copy_leaf, memo) for child in value]
-    elif isinstance(value, tuple):
-        children = [_rebuild(child, copy_leaf, memo) for child in value]
-        copied = kind(*children) if hasattr(value, "_fields") else kind(children)
-    elif isinstance(value, set):
-        copied = copy.copy(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        copied = copy.copy(value)
-        memo[key] = (value, copied)
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                child = _rebuild(getattr(value, field.name), copy_leaf, memo)
-                object.__setattr__(copied, field.name, child)
-    else:
-        copied = value
-    memo[key] = (value, copied)  # holding the original keeps its identity taken
-    return copied
-
-
-def _identity(value: Any) -> Any:
-    """Return a key that two tensors share exactly when they are the same view of one memory."""
-    if type(value) is torch.Tensor and value.layout == torch.strided and value.numel():
-        return (value.data_ptr(), value.dtype, value.shape, value.stride(), value.requires_grad)
-    return id(value)

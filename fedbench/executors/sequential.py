@@ -67,7 +67,7 @@ class SequentialExecutor(Executor):
 
     def _begin(self, job: Job) -> None:
         self._runner = TaskRunner(
-            job.task, Guarded(isolate(job.broadcast)) if job.has_broadcast else None
+            job.task, Guarded.copy_of(job.broadcast) if job.has_broadcast else None
         )
 
     def _room(self) -> int:

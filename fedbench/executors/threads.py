@@ -228,4 +228,4 @@ def _prepare(current: _Map) -> TaskRunner:
     """Return this worker's runner for a map, with its own copy of the broadcast."""
     current.ambient.apply()
     job = current.job
-    return TaskRunner(job.task, Guarded(isolate(job.broadcast)) if job.has_broadcast else None)
+    return TaskRunner(job.task, Guarded.copy_of(job.broadcast) if job.has_broadcast else None)

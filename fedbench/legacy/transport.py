@@ -96,6 +96,9 @@ class ClientParcel:
         client = host.client(self._position)
         return client, self.shared, ReturnedClient(client, {}, "")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ClientParcel:
+        return self  # how it stays untouched in executors that share memory
+
     def __reduce__(self) -> tuple[Any, ...]:
         client, known = self._host.client(self._position), self._host.names
         sent = {path: v for path, v in self.shared.items() if id(v) not in known}

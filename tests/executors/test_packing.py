@@ -1,6 +1,7 @@
 """Transport and isolation keep values, dtypes, layouts and ties, and align all memory."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -142,17 +143,14 @@ def test_sparse_tensors_arrive(way):
     assert torch.equal(way(sparse).to_dense(), torch.eye(3))
 
 
-def test_isolation_copies_containers_and_passes_other_objects():
-    class Opaque:
-        pass
-
-    opaque = Opaque()
-    value = {"list": [1, {2}], "opaque": opaque, "tuple": (1, 2)}
+def test_isolation_copies_containers_and_passes_what_cannot_be_pickled():
+    lock = threading.Lock()
+    value = {"list": [1, {2}], "lock": lock, "tuple": (1, 2)}
     copied = isolate(value)
     copied["list"][1].add(3)
     copied["list"].append(4)
     assert value["list"] == [1, {2}]
-    assert copied["opaque"] is opaque
+    assert copied["lock"] is lock
 
 
 def test_every_tensor_of_a_nested_value_has_a_name():
