@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedbench.report import statistics
 from fedbench.report.columns import rows, significant
-from fedbench.report.records import Report
+from fedbench.report.records import BASELINE_BACKEND, Report
 
 __all__ = ["footnotes", "notes"]
 
@@ -30,6 +30,7 @@ def notes(report: Report) -> list[str]:
     return [
         *failed,
         *_tracebacks(report),
+        *_without_baseline(report),
         *broken,
         *_better_than_possible(report),
         *_wide_spread(report),
@@ -42,6 +43,25 @@ def footnotes(report: Report) -> list[str]:
     """Return what the star beside an `identical` stands for, where there is one."""
     reasons = [row.no_promise for row in rows(report) if row.identical is False and row.no_promise]
     return [f"* not promised: {reason}" for reason in dict.fromkeys(reasons)]
+
+
+def _without_baseline(report: Report) -> list[str]:
+    """Name the jobs whose rows have nothing to be compared with, and why."""
+    asked = {
+        entry.configuration.job for entry in report.measurements if entry.configuration.is_baseline
+    }
+    lonely: dict[str, list[str]] = {}
+    for row in rows(report):
+        if row.measurement.ok and row.baseline is None:
+            job = row.measurement.configuration.job
+            reason = "failed" if job in asked else "was not run: name it with --backend as well"
+            names = lonely.setdefault(reason, [])
+            names += ["/".join(job)] if "/".join(job) not in names else []
+    return [
+        f"{', '.join(names)}: no speedup, and bits were not compared, because the baseline "
+        f"`{BASELINE_BACKEND}` {reason}."
+        for reason, names in lonely.items()
+    ]
 
 
 def _better_than_possible(report: Report) -> list[str]:

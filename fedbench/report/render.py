@@ -102,9 +102,11 @@ def format_of(path: str | Path, formats: Iterable[str] = FORMATS) -> str:
     known = list(formats)
     suffix = Path(path).suffix.lower()
     if suffix not in known:
+        name = Path(path).name.lower()
+        advice = f" Put a name before it: 'table{name}'." if name in known else ""
         raise ValueError(
             f"the file name must end in one of {', '.join(known)}, got {str(path)!r}."
-            f"{did_you_mean(suffix, known)}"
+            f"{advice or did_you_mean(suffix, known)}"
         )
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise missing_extra("the format .parquet", "pyarrow", "parquet")

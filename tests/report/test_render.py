@@ -163,6 +163,24 @@ def test_a_row_that_is_faster_than_the_ideal_says_why_not_to_believe_it(build):
     assert notes(build.report(slowed, stacked)) == []
 
 
+def test_rows_without_a_baseline_say_why_nothing_is_compared(build):
+    six = (1.0,) * 6
+    rows = [build.measurement(name, six, workload=w) for w in "ab" for name in ("threads", "ray")]
+    (note,) = notes(build.report(*rows))
+    assert note.startswith("a/fedavg, b/fedavg: no speedup, and bits were not compared")
+    assert note.endswith("`sequential` was not run: name it with --backend as well.")
+    failed = build.failure("sequential", "ValueError: x", workload="a", workers=1)
+    (_, other, own) = notes(build.report(failed, *rows))
+    assert own.startswith("b/fedavg: no speedup")
+    assert other.startswith("a/fedavg: no speedup")
+    assert other.endswith("`sequential` failed.")
+    # A baseline is one for its own job, and enough for it.
+    assert notes(build.report(build.measurement(totals=six, workload="a"), *rows[:2])) == []
+    assert len(notes(build.report(build.measurement(totals=six, workload="a"), *rows))) == 1
+    # Where nothing ran, there is nothing to compare.
+    assert len(notes(build.report(failed))) == 1
+
+
 def test_wide_spread_few_rounds_and_foreign_load_are_noted(build):
     calm = build.report(build.measurement(totals=(1.0,) * 6))
     assert notes(calm) == []
@@ -193,6 +211,11 @@ def test_an_unknown_suffix_lists_the_known_ones(path):
 def test_a_close_suffix_is_suggested():
     with pytest.raises(ValueError, match=r"Did you mean '\.csv'\?"):
         format_of("t.cvs")
+
+
+def test_a_suffix_alone_is_no_name():
+    with pytest.raises(ValueError, match=r"got 'out/\.csv'\. Put a name before it: 'table\.csv'\."):
+        format_of("out/.csv")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(monkeypatch):
