@@ -176,6 +176,16 @@ def test_list_of_one_table_shows_only_that():
     assert "fedavg" not in text
 
 
+def test_list_has_the_columns_of_the_report():
+    from fedbench.report import COLUMNS
+
+    title, *lines = fedbench("list", "columns").stdout.decode().splitlines()
+    assert title == "columns"
+    assert [line.split()[0] for line in lines] == [column.name for column in COLUMNS]
+    (line,) = [line for line in lines if line.startswith("  round_s ")]
+    assert line.split(maxsplit=1)[1] == "Median round without evaluation. [s]"
+
+
 def test_doctor_shows_what_matters():
     done = fedbench("doctor")
     text = done.stdout.decode()
