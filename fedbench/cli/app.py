@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -83,6 +84,9 @@ COMMANDS = {
 """Name to command, in the order of the help text."""
 
 
+_PAGES = "docs/guide"
+"""Folder of the pages, in the checkout."""
+
 _WITH_PARTS = ("run", "verify")
 """Commands whose options name parts of a simulation that have options of their own."""
 
@@ -112,6 +116,17 @@ class LazyGroup(click.Group):
                 f"{did_you_mean(args[0], COMMANDS)}"
             )
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; an error of its options says whose they are."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            name = ctx.invoked_subcommand
+            command = self.get_command(ctx, name) if name else None
+            if error.ctx is None and command is not None:  # raised by click's parser
+                error.ctx = click.Context(command, parent=ctx, info_name=name)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command list from the table, without importing the commands."""
@@ -257,8 +272,16 @@ def _sentence(text: str) -> str:
 
 
 def _complain(command: str, message: str, code: int) -> int:
-    click.echo(f"{command}: error: {' '.join(message.split())}", err=True)
+    click.echo(f"{command}: error: {' '.join(_from_here(message).split())}", err=True)
     return code
+
+
+def _from_here(message: str) -> str:
+    """Return `message` with a page that is found from the working folder, if this is a checkout."""
+    here, there = Path(_PAGES), Path(__file__).parents[2] / _PAGES
+    if not there.is_dir() or (here.is_dir() and here.samefile(there)):
+        return message
+    return message.replace(f"Help: {_PAGES}/", f"Help: {there}/")
 
 
 def _was_shown(error: OSError) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -19,15 +21,21 @@ if TYPE_CHECKING:
 __all__ = [
     "Count",
     "ListCommand",
+    "check_crowding",
+    "ended_by_signals",
     "frame_formats",
     "missing_files",
-    "note_crowding",
+    "on_this_machine",
     "progress_bar",
     "terminal_width",
     "usage_errors",
     "write_files",
     "write_frame",
 ]
+
+
+_MOST_PER_CPU = 64
+"""Workers per CPU beyond which the number can only be a slip."""
 
 
 class Count(click.IntRange):
@@ -96,18 +104,55 @@ def missing_files() -> Iterator[None]:
         raise click.UsageError(str(error), click.get_current_context()) from error
 
 
-def note_crowding(workers: Iterable[int]) -> None:
-    """Say on stderr that there are more workers than CPUs for them, if it is so."""
+def on_this_machine(backends: Iterable[str]) -> bool:
+    """Return whether one of `backends` has its workers here; a Ray cluster has CPUs of its own."""
+    return any(name.partition("+")[0] in ("threads", "processes") for name in backends)
+
+
+def check_crowding(workers: Iterable[int]) -> None:
+    """Say on stderr that there are more workers than CPUs for them; refuse absurdly many.
+
+    Every worker is a thread or a process: a zero too many would take the machine's memory.
+    """
     from fedbench.executors.resources import available_cpus
 
     most, cpus = max(workers, default=0), available_cpus()
+    plural = "s" if cpus > 1 else ""
+    if most > _MOST_PER_CPU * cpus:
+        raise click.UsageError(
+            f"--workers must be at most {_MOST_PER_CPU * cpus} on {cpus} usable CPU{plural} "
+            f"({_MOST_PER_CPU} each), got {most}. Try --workers {cpus}.",
+            click.get_current_context(),
+        )
     if most > cpus:
-        plural = "s" if cpus > 1 else ""
         click.echo(
             f"note: {most} workers share {cpus} usable CPU{plural} and slow each other down: "
             f"--workers {cpus} keeps {'them all' if cpus > 1 else 'it'} busy.",
             err=True,
         )
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that nothing started stays.
+
+    Rows of a measurement are processes with sessions of their own, which the signal does not reach.
+    """
+
+    def leave(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # One that is ignored (nohup) stays so. Threads cannot set handlers.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
+    caught = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def terminal_width() -> int:

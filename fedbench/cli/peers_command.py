@@ -8,8 +8,9 @@ import click
 
 from fedbench.cli.options import (
     ListCommand,
+    check_crowding,
+    ended_by_signals,
     frame_formats,
-    note_crowding,
     terminal_width,
     usage_errors,
     write_frame,
@@ -112,16 +113,17 @@ def peers(
             seed=seed,
             timeout_s=timeout,
         )
-    note_crowding([workers])
+    check_crowding([workers])
     return _measure(settings, formats)
 
 
 def _measure(settings: PeerSettings, formats: dict[str, str]) -> int:
     from fedbench import peers as peers_package
 
-    rows = peers_package.measure_peers(
-        settings, on_progress=lambda line: click.echo(line, err=True)
-    )
+    with ended_by_signals():
+        rows = peers_package.measure_peers(
+            settings, on_progress=lambda line: click.echo(line, err=True)
+        )
     try:
         click.echo(peers_package.peers_text(rows, terminal_width()), nl=False)
     finally:  # also where the table cannot be shown

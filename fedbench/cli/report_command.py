@@ -8,7 +8,9 @@ import click
 
 from fedbench.cli.options import (
     ListCommand,
-    note_crowding,
+    check_crowding,
+    ended_by_signals,
+    on_this_machine,
     progress_bar,
     terminal_width,
     usage_errors,
@@ -137,7 +139,8 @@ class RoundCount(click.ParamType[int | Literal["auto"]]):
     "targets",
     multiple=True,
     metavar="FILE",
-    help="Write the table: .csv .md .html .json .parquet. A file that exists is replaced.",
+    help="Write the table: .csv .md .html .json .parquet. A file that exists is replaced, and a "
+    "missing folder is made.",
 )
 @click.option(
     "--trace",
@@ -201,8 +204,8 @@ def report(
             backends=backends or EXECUTORS.names(),
             workers=workers or default_worker_counts(),
         )
-    note_crowding(workers)
-    with progress_bar() as listener:
+    check_crowding(workers if on_this_machine(settings.backends) else ())
+    with progress_bar() as listener, ended_by_signals():
         result = measure(settings, on_progress=listener)
     try:
         click.echo(render_text(result, terminal_width()), nl=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbench.cli.options import note_crowding, usage_errors, write_files
+from fedbench.cli.options import check_crowding, on_this_machine, usage_errors, write_files
 from fedbench.configuration.schema import RunConfiguration
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ same final state: its digest is printed below the metrics and is in the files.
 
 _SHOWN_DIGITS = 12
 """Of a digest, in a table; the files have all of it."""
-_ON_THIS_MACHINE = ("threads", "processes")
 _ALIASES = {"cohort_size": ("--cohort",)}
 
 
@@ -102,7 +101,7 @@ def run(
         click.echo(plan.to_yaml(), nl=False)
         return 0
     _check_targets(plan)
-    note_crowding(_workers(plan))
+    check_crowding(_workers(plan))
     if not plan.matrix:
         results = [_run_single(plan)]
         table = _evaluations(results[0].history).to_string(index=False)
@@ -132,7 +131,7 @@ def _workers(plan: Plan) -> Iterator[int]:
     """Yield the worker counts that are asked of this machine; a Ray cluster has CPUs of its own."""
     for planned in plan.runs:
         configuration = planned.configuration
-        if configuration.workers is not None and configuration.backend.name in _ON_THIS_MACHINE:
+        if configuration.workers is not None and on_this_machine([configuration.backend.name]):
             yield configuration.workers
 
 

@@ -6,8 +6,9 @@ import click
 
 from fedbench.cli.options import (
     ListCommand,
+    check_crowding,
+    ended_by_signals,
     frame_formats,
-    note_crowding,
     usage_errors,
     write_frame,
 )
@@ -96,8 +97,11 @@ def scale(
             repeats=repeats,
             seed=seed,
         )
-    note_crowding([workers])
-    study = scaling.measure_scaling(settings, on_progress=lambda line: click.echo(line, err=True))
+    check_crowding([workers])
+    with ended_by_signals():
+        study = scaling.measure_scaling(
+            settings, on_progress=lambda line: click.echo(line, err=True)
+        )
     try:
         click.echo(scaling.scaling_text(study), nl=False)
     finally:  # also where the table cannot be shown

@@ -11,8 +11,9 @@ import click
 from fedbench.cli.options import (
     Count,
     ListCommand,
+    check_crowding,
     missing_files,
-    note_crowding,
+    on_this_machine,
     usage_errors,
     write_files,
 )
@@ -147,7 +148,7 @@ def verify(
             "rounds": rounds,
             "seed": configuration.seed,
         }
-    note_crowding(workers)
+    check_crowding(workers if on_this_machine(backends or ("processes",)) else ())
     with missing_files():
         result = _verify_with_progress(job, options)
     if result.incomparable:

@@ -1,6 +1,8 @@
 """What the command line says to somebody who asks it in the wrong way, or for too much."""
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +16,11 @@ from fedbench.executors import resources
 
 ROOT = Path(__file__).parents[2]
 CHEAP = ("--workload", "quadratic", "--rounds", "1")
+MEASUREMENTS = {
+    "report": "fedbench.report.measure",
+    "scale": "fedbench.scaling.measure_scaling",
+    "peers": "fedbench.peers.measure_peers",
+}
 
 
 def call(*arguments):
@@ -65,19 +72,12 @@ def test_more_workers_than_cpus_are_noted(cpus, noted, capsys, monkeypatch):
         assert f"--workers {cpus} keeps" in note
 
 
-@pytest.mark.parametrize(
-    ("command", "measurement"),
-    [
-        ("report", "fedbench.report.measure"),
-        ("scale", "fedbench.scaling.measure_scaling"),
-        ("peers", "fedbench.peers.measure_peers"),
-    ],
-)
-def test_so_they_are_before_a_measurement(command, measurement, capsys, monkeypatch):
+@pytest.mark.parametrize("command", MEASUREMENTS)
+def test_so_they_are_before_a_measurement(command, capsys, monkeypatch):
     def interrupted(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measurement, interrupted)
+    monkeypatch.setattr(MEASUREMENTS[command], interrupted)
     monkeypatch.setattr(resources, "available_cpus", lambda: 2)
     assert call(command, "--workers", 3) == 130
     assert "note: 3 workers share 2 usable CPUs and slow each other down: --workers 2 keeps" in (
@@ -85,6 +85,68 @@ def test_so_they_are_before_a_measurement(command, measurement, capsys, monkeypa
     )
     assert call(command, "--workers", 2) == 130
     assert "note: " not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([name] for name in MEASUREMENTS),
+        ["run", *CHEAP, "--backend", "processes"],
+        ["verify", *CHEAP],
+    ],
+    ids=" ".join,
+)
+def test_a_zero_too_many_is_refused_before_it_takes_the_memory(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(resources, "available_cpus", lambda: 2)
+    line = refused(capsys, *arguments, "--workers", 129)
+    assert (
+        "--workers must be at most 128 on 2 usable CPUs (64 each), got 129. Try --workers 2."
+        in (line)
+    )
+
+
+def test_a_cluster_has_cpus_of_its_own(capsys, monkeypatch):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resources, "available_cpus", lambda: 2)
+    monkeypatch.setattr(MEASUREMENTS["report"], interrupted)
+    clustered = ("report", "--backend", "sequential", "ray+vectorized", "--workers", 500)
+    assert call(*clustered) == 130
+    assert "workers" not in capsys.readouterr().err
+    assert "must be at most 128" in refused(capsys, *clustered, "--backend", "threads+vectorized")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", MEASUREMENTS)
+def test_a_signal_ends_a_measurement_as_an_interrupt_does(command, number, monkeypatch):
+    unwound = []
+
+    def measure(*_arguments, **_options):
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        finally:
+            unwound.append(command)
+
+    monkeypatch.setattr(MEASUREMENTS[command], measure)
+    assert call(command) == 128 + number
+    assert unwound == [command]
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored(monkeypatch):
+    def measure(*_arguments, **_options):
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MEASUREMENTS["report"], measure)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert call("report") == 130
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workers_that_a_backend_does_not_have_are_not_noted(capsys, monkeypatch):
@@ -111,6 +173,26 @@ def test_a_usage_error_names_the_page_of_its_command(name, capsys):
 def test_an_error_with_a_page_of_its_own_names_that(capsys):
     line = refused(capsys, "peers", "--peer", "flowr")
     assert line.endswith("Help: docs/guide/troubleshooting.md#unknownnameerror\n")
+
+
+@pytest.mark.parametrize("has_pages", [False, True])
+def test_the_page_is_found_from_another_folder(has_pages, capsys, monkeypatch, tmp_path):
+    if has_pages:
+        (tmp_path / "docs" / "guide").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    line = refused(capsys, "report", "--workload", "digits")
+    page, _, section = line.rpartition("Help: ")[2].strip().partition("#")
+    assert Path(page) == ROOT / "docs" / "guide" / "troubleshooting.md"
+    assert section == "unknownnameerror"
+
+
+@pytest.mark.parametrize("arguments", [["report", "--out"], ["run", "--seed"], ["list", "-x"]])
+def test_a_value_that_is_missing_is_an_error_of_the_command(arguments, capsys):
+    line = refused(capsys, *arguments)
+    name, option = arguments
+    assert line.startswith(f"fedbench {name}: error: ")
+    assert repr(option) in line
+    assert f"Try 'fedbench {name} --help'." in line
 
 
 def digest_printed(capsys, *arguments):
