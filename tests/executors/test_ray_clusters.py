@@ -31,6 +31,62 @@ ray_options = dict(object_store_memory={STORE})
 # -- one's own -----------------------------------------------------------------------------------
 
 
+def test_a_cluster_of_our_own_has_what_its_workers_need(tmp_path):
+    """The next executor is told what to do where it does not fit."""
+    code = (
+        OWN
+        + """
+import ray
+
+needs = {"CPU": 2, "licence": 0.5}
+with fedbench.make_executor("ray", 2, resources_per_worker=needs, **ray_options) as executor:
+    assert executor.map(lambda item: item + 1, range(3)) == [1, 2, 3]
+    have = ray.cluster_resources()
+    assert (have["CPU"], have["licence"]) == (4, 1), have
+    try:
+        fedbench.make_executor("ray", 1, resources_per_worker={"CPU": 5}).start()
+    except fedbench.errors.ResourceError as error:
+        assert "together 5 CPU, got 4 CPU" in str(error), error
+        assert "close the other 'ray' executors of this process first" in str(error), error
+    else:
+        raise AssertionError("five CPUs fit into four")
+"""
+    )
+    run(code, tmp_path)
+
+
+def test_a_cluster_that_does_not_start_is_an_error_of_ours(tmp_path):
+    code = """
+import ray
+import fedbench
+
+try:
+    fedbench.make_executor("ray", 2, object_store_memory=1000).start()
+except fedbench.errors.ResourceError as error:
+    text = str(error)
+    assert "a local Ray cluster must start, tried with 2 CPU, object_store_memory=1000" in text
+    assert "got ValueError: " in text and "78643200 bytes" in text, text
+    assert "'processes'" in text, text
+    assert isinstance(error.__cause__, ValueError)
+else:
+    raise AssertionError("a thousand bytes are enough")
+assert not ray.is_initialized()
+"""
+    run(code, tmp_path)
+    # Where Ray cannot write at all.
+    code = """
+import fedbench
+
+try:
+    fedbench.make_executor("ray", 1).start()
+except fedbench.errors.ResourceError as error:
+    assert "got NotADirectoryError: " in str(error), error
+else:
+    raise AssertionError("Ray wrote into a device")
+"""
+    run(code, tmp_path, env={"RAY_TMPDIR": "/dev/null/x"})
+
+
 def test_a_cluster_of_our_own_leaves_no_trace(tmp_path):
     """Two executors share it; the last one out stops it; the program's own state is kept."""
     code = (

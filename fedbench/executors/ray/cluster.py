@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import signal
@@ -41,6 +42,9 @@ _OWN_CLUSTER = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 
+_FOUND_BY_RAY = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
+"""Resources that are not just names: a cluster has of them what its machine has, except for CPUs,
+of which it has as many as it is told."""
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 
 _lock = threading.Lock()
@@ -79,7 +83,12 @@ class Cluster:
                     ray.shutdown()
 
 
-def join(address: str | None, workers: int, object_store_memory: int | None) -> Cluster:
+def join(
+    address: str | None,
+    workers: int,
+    object_store_memory: int | None,
+    resources_per_worker: Mapping[str, float] | None = None,
+) -> Cluster:
     """Return the connection for one more executor, starting or joining a cluster if need be.
 
     Parameters
@@ -88,43 +97,48 @@ def join(address: str | None, workers: int, object_store_memory: int | None) -> 
         ``"host:port"`` of a running cluster, ``"auto"`` for the one on this machine, ``"local"``
         to start one; by default that of ``RAY_ADDRESS``, else this process's own.
     workers : int
-        CPUs of a cluster that is started.
+        How many workers a cluster that is started has room for.
     object_store_memory : int or None
         Bytes of its object store.
+    resources_per_worker : mapping of str to float, optional
+        What each worker needs there; by default one CPU.
 
     Raises
     ------
     ExecutorError
         If no cluster answers at `address`, or this process is connected to another.
+    ResourceError
+        If a cluster cannot be started.
     """
     global _current
     with _lock:
         if _current is not None and not ray.is_initialized():
             _current = None  # the program has shut Ray down behind our back
         if _current is None:
-            _current = _connect(address, workers, object_store_memory)
+            room = _room_for(workers, resources_per_worker or {})
+            _current = _connect(address, room, object_store_memory)
         else:
             _check_same(address, _current)
         _current.users += 1
         return _current
 
 
-def _connect(address: str | None, workers: int, object_store_memory: int | None) -> Cluster:
+def _room_for(workers: int, resources: Mapping[str, float]) -> dict[str, float]:
+    """Return the CPUs and custom resources of a cluster that is started for these workers."""
+    custom = {name: workers * resources[name] for name in resources.keys() - _FOUND_BY_RAY}
+    return {**custom, "CPU": math.ceil(workers * max(1.0, resources.get("CPU", 1.0)))}
+
+
+def _connect(
+    address: str | None, room: dict[str, float], object_store_memory: int | None
+) -> Cluster:
     if ray.is_initialized():
         cluster = Cluster(started=False, connected=False)
         _check_same(address, cluster)
         return cluster
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
-        with _undisturbed(_OWN_CLUSTER):
-            ray.init(
-                address="local",
-                num_cpus=workers,
-                object_store_memory=object_store_memory,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+        _start(room, object_store_memory)
         return Cluster(started=True, connected=True)
     _check_answers(address)
     with _undisturbed():
@@ -135,6 +149,31 @@ def _connect(address: str | None, workers: int, object_store_memory: int | None)
                 f"address must be that of a running Ray cluster, got {address!r}: {error}"
             ) from error
     return Cluster(started=False, connected=True)
+
+
+def _start(room: dict[str, float], object_store_memory: int | None) -> None:
+    """Start a cluster on this machine."""
+    custom = {name: amount for name, amount in room.items() if name != "CPU"}
+    with _undisturbed(_OWN_CLUSTER):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=int(room["CPU"]),
+                resources=custom or None,
+                object_store_memory=object_store_memory,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except Exception as error:
+            ray.shutdown()  # what has started by then
+            store = "" if object_store_memory is None else f", {object_store_memory=}"
+            raise ResourceError(
+                f"a local Ray cluster must start, tried with {_amounts(room)}{store}, got "
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Ray's logs are in /tmp/ray/session_latest/logs, "
+                "or under RAY_TMPDIR. Free memory and space there, choose another "
+                "object_store_memory, or take the backend 'processes', which needs no cluster."
+            ) from error
 
 
 def _check_same(address: str | None, cluster: Cluster) -> None:
@@ -237,10 +276,15 @@ class Placement:
         How many workers.
     resources : mapping of str to float
         What each needs, by Ray's names; nothing is reserved if it is empty.
+    own_cluster : bool
+        Whether an executor of this process started the cluster.
     """
 
-    def __init__(self, workers: int, resources: Mapping[str, float]) -> None:
+    def __init__(
+        self, workers: int, resources: Mapping[str, float], *, own_cluster: bool = False
+    ) -> None:
         self._workers = workers
+        self._own_cluster = own_cluster
         self._resources = {name: amount for name, amount in resources.items() if amount}
         self._group = (
             placement_group([dict(self._resources)] * workers) if self._resources else None
@@ -286,13 +330,19 @@ class Placement:
         have: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
         nodes = sum(node["Alive"] for node in _nodes())
+        advice = "wait for other jobs to end."
+        if self._own_cluster:
+            advice = (
+                "close the other 'ray' executors of this process first: whichever starts the "
+                "cluster gets the CPUs that it needs, but no more GPUs and memory than there are."
+            )
         return ResourceError(
             f"the Ray cluster must have room for {self._workers} workers with "
             f"{_amounts(self._resources)} each, together {_amounts(need)}, got "
             f"{_amounts({name: have.get(name, 0) for name in names})} on {nodes} node(s), of "
             f"which {_amounts({name: free.get(name, 0) for name in names})} free, for "
-            f"{PLACEMENT_S:.0f} s. Ask for fewer workers or smaller resources_per_worker, or wait "
-            "for other jobs to end."
+            f"{PLACEMENT_S:.0f} s. Ask for fewer workers or smaller resources_per_worker, or "
+            f"{advice}"
         )
 
     def release(self) -> None:

@@ -65,6 +65,7 @@ class RayExecutor(Executor):
     resources_per_worker : mapping of str to float, optional
         What each worker reserves on the cluster, by Ray's names, e.g. ``{"CPU": 2, "GPU": 0.5}``.
         By default one CPU, and nothing on a cluster that an executor of this process started.
+        A cluster that is started for this executor has the CPUs and custom resources for it.
     object_store_memory : int, optional
         Bytes of the object store of a cluster that is started; by default Ray's choice.
 
@@ -115,12 +116,13 @@ class RayExecutor(Executor):
     # -- life -----------------------------------------------------------------------------------
 
     def _start_workers(self) -> None:
-        self._cluster = join(self.address, self.workers, self.object_store_memory)
         resources = self.resources_per_worker
+        self._cluster = join(self.address, self.workers, self.object_store_memory, resources)
         if resources is None:
             resources = {} if self._cluster.started else {"CPU": 1.0}
         self._lender = Lender(self._cluster.store_bytes // _LENT_SHARE)
-        self._crew = Crew(Placement(self.workers, resources), self.workers, self.intraop_threads)
+        placement = Placement(self.workers, resources, own_cluster=self._cluster.started)
+        self._crew = Crew(placement, self.workers, self.intraop_threads)
         self._crew.start()
 
     def _stop_workers(self) -> None:
