@@ -75,6 +75,7 @@ class ProcessExecutor(Executor):
             self._launcher,
             workers=self.workers,
             timeout=self.timeout,
+            retries=self.retries,
             recycle_after=self.recycle_after,
         )
         if not self._launcher.shares_imports:

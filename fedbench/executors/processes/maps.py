@@ -13,7 +13,7 @@ from fedbench.errors import ExecutorError, WorkerDiedError
 from fedbench.executors.ambient import Ambient
 from fedbench.executors.engine import Ending, Run
 from fedbench.executors.hooks import Job
-from fedbench.executors.lateness import not_begun, not_sent, ran_too_long
+from fedbench.executors.losses import not_begun, not_sent, ran_too_long
 from fedbench.executors.packing import sending
 from fedbench.executors.processes.broadcast import Downlink
 from fedbench.executors.processes.dispatch import BatchSize, BatchSizes
@@ -58,6 +58,8 @@ class Maps:
         Number of processes.
     timeout : float or None
         Seconds after which a task's worker is ended and the map fails.
+    retries : int
+        How often a task is run again when its worker died; for messages.
     recycle_after : int or None
         Tasks after which a worker is replaced by a fresh one.
 
@@ -68,10 +70,17 @@ class Maps:
     """
 
     def __init__(
-        self, launcher: Launcher, *, workers: int, timeout: float | None, recycle_after: int | None
+        self,
+        launcher: Launcher,
+        *,
+        workers: int,
+        timeout: float | None,
+        retries: int,
+        recycle_after: int | None,
     ) -> None:
         self.workers = workers
         self.timeout = timeout
+        self.retries = retries
         self.recycle_after = recycle_after
         try:
             self.downlink = Downlink(Arena())
@@ -356,7 +365,7 @@ class Maps:
         died = WorkerDiedError("", index=-1 if ticket is None else ticket.index)
         code = self._drop(worker, ticket, died)
         if ticket is not None:
-            fill_in(died, ticket, worker, code)
+            fill_in(died, ticket, worker, code, self.retries)
             return
         self._idle_deaths += 1
         if self._idle_deaths > _MAX_IDLE_DEATHS * self.workers:

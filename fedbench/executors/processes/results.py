@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 
 from fedbench.errors import WorkerDiedError
+from fedbench.executors.losses import tried
 from fedbench.executors.processes.launch import describe_exit
 from fedbench.executors.processes.pool import WorkerHandle
 from fedbench.executors.processes.protocol import Parcel, Slot, open_parcel, split, split_among
@@ -58,12 +59,16 @@ def open_answers(
 
 
 def fill_in(
-    error: WorkerDiedError, ticket: Ticket, worker: WorkerHandle, exitcode: int | None
+    error: WorkerDiedError,
+    ticket: Ticket,
+    worker: WorkerHandle,
+    exitcode: int | None,
+    retries: int,
 ) -> None:
     """Complete the error about a worker that ended while it ran a task."""
     error.item, error.pid, error.exitcode = client_of(ticket.item), worker.pid, exitcode
     error.args = (
         f"the worker (pid {worker.pid}) {describe_exit(exitcode)} while it ran "
         f"{name_task(ticket.index, ticket.item)}.{_HINTS.get(exitcode, '')} "
-        "With retries=n a lost task is run again, up to n times.",
+        f"{tried(ticket, retries)}",
     )

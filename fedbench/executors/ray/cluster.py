@@ -170,9 +170,10 @@ def _start(room: dict[str, float], object_store_memory: int | None) -> None:
             store = "" if object_store_memory is None else f", {object_store_memory=}"
             raise ResourceError(
                 f"a local Ray cluster must start, tried with {_amounts(room)}{store}, got "
-                f"{type(error).__name__}: {str(error).rstrip('.')}. Ray's logs are in /tmp/ray/session_latest/logs, "
-                "or under RAY_TMPDIR. Free memory and space there, choose another "
-                "object_store_memory, or take the backend 'processes', which needs no cluster."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Ray's logs are in "
+                "ray/session_latest/logs of /tmp or RAY_TMPDIR. Free memory and space there, "
+                "choose another object_store_memory, or take the backend 'processes', which "
+                "needs no cluster."
             ) from error
 
 

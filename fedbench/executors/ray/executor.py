@@ -15,7 +15,7 @@ from fedbench.executors.base import Executor
 from fedbench.executors.checks import check_count
 from fedbench.executors.engine import Ending
 from fedbench.executors.hooks import Job
-from fedbench.executors.lateness import not_begun, not_sent, ran_too_long
+from fedbench.executors.losses import not_begun, not_sent, ran_too_long, tried
 from fedbench.executors.packing import pack, sending
 from fedbench.executors.processes.dispatch import BatchSize
 from fedbench.executors.processes.launch import search_path
@@ -365,8 +365,7 @@ class RayExecutor(Executor):
             return
         died = WorkerDiedError(
             f"the worker ({worker.place}) {describe_loss(error)} while it ran "
-            f"{name_task(ticket.index, ticket.item)} on backend {self.backend!r}. "
-            f"retries={self.retries + 1} would run the task once more.",
+            f"{name_task(ticket.index, ticket.item)}. {tried(ticket, self.retries)}",
             index=ticket.index,
             item=client_of(ticket.item),
             pid=worker.hello.pid if worker.hello is not None else None,
