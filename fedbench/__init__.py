@@ -1,7 +1,7 @@
 """Federated-learning simulation that is fast and bitwise the same on every backend.
 
-The public names are imported when they are first used, so ``import fedbench`` loads neither
-torch nor pandas nor ray.
+The public names and subpackages are imported when they are first used, so ``import fedbench``
+loads neither torch nor pandas nor ray.
 """
 
 from __future__ import annotations
@@ -11,7 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedbench import aggregation as aggregation
+    from fedbench import algorithms as algorithms
+    from fedbench import configuration as configuration
+    from fedbench import data as data
     from fedbench import errors as errors
+    from fedbench import executors as executors
+    from fedbench import legacy as legacy
+    from fedbench import models as models
+    from fedbench import peers as peers
+    from fedbench import registry as registry
+    from fedbench import report as report
+    from fedbench import reproducibility as reproducibility
+    from fedbench import scaling as scaling
+    from fedbench import simulation as simulation
+    from fedbench import training as training
+    from fedbench import verification as verification
+    from fedbench import workloads as workloads
     from fedbench.aggregation import FlatLayout as FlatLayout
     from fedbench.executors import Executor as Executor
     from fedbench.executors import make_executor as make_executor
@@ -27,7 +42,26 @@ _EXPORTS = {
     "make_executor": "fedbench.executors",
     "verify": "fedbench.verification",
 }
-_SUBMODULES = ("aggregation", "errors")
+_SUBMODULES = (
+    "aggregation",
+    "algorithms",
+    "configuration",
+    "data",
+    "errors",
+    "executors",
+    "legacy",
+    "models",
+    "peers",
+    "registry",
+    "report",
+    "reproducibility",
+    "scaling",
+    "simulation",
+    "training",
+    "verification",
+    "workloads",
+)
+"""Those that the API reference describes."""
 
 __all__ = [
     "Executor",
@@ -57,4 +91,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_SUBMODULES})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import types
 from collections.abc import Iterator
@@ -43,6 +44,24 @@ def test_the_names_of_the_package_are_these() -> None:
 def test_every_name_of_the_package_resolves(name: str) -> None:
     assert getattr(fedbench, name) is not None
     assert name in dir(fedbench)
+
+
+DOCUMENTED = sorted(
+    {page.stem for page in (ROOT / "docs" / "api").glob("*.md")} - {"index", "fedbench"}
+)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_documented_subpackage_is_an_attribute_without_an_import(name: str) -> None:
+    assert name in dir(fedbench)
+    # In a module of its own: here others have imported it, which makes it an attribute.
+    spec = importlib.util.find_spec("fedbench")
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    assert name not in vars(fresh)
+    assert getattr(fresh, name) is importlib.import_module(f"fedbench.{name}")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -21,7 +21,7 @@ from fedbench.executors.base import Executor
 from fedbench.executors.lending import empty_result
 from fedbench.executors.resident import Resident
 from fedbench.executors.resources import default_workers
-from fedbench.registry import Entry, Registry
+from fedbench.registry import Entry, Registry, did_you_mean
 
 __all__ = [
     "EXECUTORS",
@@ -94,10 +94,11 @@ def make_executor(backend: str, workers: int | None = None, **options: Any) -> E
     [0, 1, 4, 9]
     """
     executor_class = EXECUTORS.load(backend)
-    known = [name for name in inspect.signature(executor_class).parameters if name != "workers"]
+    known = list(inspect.signature(executor_class).parameters)
     for option in options:
         if option not in known:
             raise TypeError(
                 f"options of backend {backend!r} must be among {', '.join(known)}, got {option!r}."
+                f"{did_you_mean(option, known)}"
             )
     return executor_class(workers, **options)

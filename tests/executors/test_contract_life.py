@@ -31,8 +31,12 @@ def test_worker_counts_of_a_wrong_type_are_refused(backend, workers):
 
 
 def test_unknown_options_are_refused_with_the_known_ones(backend):
-    with pytest.raises(TypeError, match=r"intraop_threads.*got 'thread'"):
+    with pytest.raises(TypeError, match=r"among workers, intraop_threads, .*got 'thread'\.$"):
         make_executor(backend, thread=2)
+    with pytest.raises(TypeError, match=r"got 'retry'\. Did you mean 'retries'\?$"):
+        make_executor(backend, retry=2)
+    with pytest.raises(TypeError, match=r"got 'max_workers'\. Did you mean 'workers'\?$"):
+        make_executor(backend, max_workers=2)
 
 
 @pytest.mark.parametrize(
