@@ -9,13 +9,14 @@ worker could not import.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.machinery
 import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -26,7 +27,7 @@ from fedbench.executors.guard import kept_strides
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure
 
-__all__ = ["Packer", "RemoteError", "pack", "portable_failure", "sending", "unpack"]
+__all__ = ["Packer", "RemoteError", "pack", "portable_failure", "unpack"]
 
 ResidentReducer = Callable[[Resident[Any]], tuple[Any, ...]]
 
@@ -72,25 +73,6 @@ def unpack(payload: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
         return pickle.loads(payload, buffers=buffers)
 
 
-@contextmanager
-def sending(what: str) -> Iterator[None]:
-    """Turn any error of pickling into one that says what could not be sent.
-
-    Raises
-    ------
-    pickle.PicklingError
-        With the original error as ``__cause__``.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise pickle.PicklingError(
-            f"{what} must be picklable to reach the workers, got "
-            f"{type(error).__name__}: {error}. Leave open files, locks, generators and sockets "
-            "out, or use the backend 'threads'."
-        ) from error
-
-
 class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle with the memory of tensors out of band."""
 
@@ -114,6 +96,9 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_tensor(obj)
         if kind is Resident and self._reduce_resident is not None:
             return self._reduce_resident(obj)
+        if kind is functools.cached_property:
+            # Before Python 3.12 it has a lock, and a class of a script would not get through.
+            return _cached_property, (obj.func, obj.attrname)
         if kind is types.FunctionType or isinstance(obj, type):
             if _is_of_this_package(obj):
                 return NotImplemented  # by name, without cloudpickle's search for the module
@@ -186,6 +171,12 @@ def _tied_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
+
+
 # -- modules that a worker cannot import ---------------------------------------------------------
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -244,9 +235,7 @@ def _find_spec(name: str, search: Sequence[str] | None) -> importlib.machinery.M
 
 def portable_failure(failure: Failure) -> Failure:
     """Return `failure` with an exception that survives the way to the calling process."""
-    return Failure(
-        _portable(failure.error), failure.worker_traceback, remote=True, action=failure.action
-    )
+    return dataclasses.replace(failure, error=_portable(failure.error), remote=True)
 
 
 def _portable(error: BaseException) -> BaseException:

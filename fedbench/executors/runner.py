@@ -81,12 +81,15 @@ class Failure:
         Whether `error` lost its traceback on the way from the worker.
     action : str
         What failed, for the message.
+    advice : str
+        What to do, for the end of the message.
     """
 
     error: BaseException
     worker_traceback: str = ""
     remote: bool = False
     action: str = "failed"
+    advice: str = ""
 
     @classmethod
     def of(cls, error: BaseException, action: str = "failed") -> Failure:
@@ -221,6 +224,8 @@ def build_error(
     if isinstance(error, FedbenchError):  # whose help stands in its own traceback, above this one's
         lines = [line for line in lines if line.rstrip() != error.help]
     summary = "".join(lines).strip()
+    if failure.advice:
+        summary = f"{summary.rstrip('.')}. {failure.advice}"
     task_error = ClientTaskError(
         f"{name_task(ticket.index, ticket.item)} {failure.action} on backend {backend!r}: "
         f"{summary}{also}",

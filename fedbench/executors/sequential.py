@@ -12,7 +12,7 @@ from fedbench.executors.checks import refuse_timeout
 from fedbench.executors.engine import Ending
 from fedbench.executors.guard import Guarded, isolate
 from fedbench.executors.hooks import Job
-from fedbench.executors.runner import Outcome, TaskRunner, Ticket
+from fedbench.executors.runner import Failure, Outcome, TaskRunner, Ticket
 
 __all__ = ["SequentialExecutor"]
 
@@ -78,7 +78,10 @@ class SequentialExecutor(Executor):
 
     def _completed(self) -> list[Outcome]:
         ticket = self._waiting.pop()
-        item: Any = isolate(ticket.item)
+        try:
+            item: Any = isolate(ticket.item)
+        except Exception as error:  # noqa: BLE001 - code of the item's class runs in copying
+            return [Outcome(ticket.index, failure=Failure.of(error))]
         with intraop_scope(self.intraop_threads):
             return [self._runner.run(ticket.index, item)]
 

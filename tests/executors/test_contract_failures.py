@@ -190,3 +190,18 @@ def test_a_generator_that_raises_ends_the_map_with_its_error(executor):
     with pytest.raises(OSError, match="the disk is gone"):
         list(executor.imap(square, items()))
     assert executor.map(square, [3]) == [9]
+
+
+def test_a_chain_of_objects_that_is_too_long_fails_its_task(executor):
+    class Node:
+        def __init__(self, following):
+            self.following = following
+
+    chain = None
+    for _ in range(5000):
+        chain = Node(chain)
+    with pytest.raises(ClientTaskError, match=r"client task 1 .*recursion"):
+        executor.map(lambda item: 1, [Node(None), chain])
+    while chain is not None:  # freeing it at once would go as deep
+        chain = chain.following
+    assert executor.map(square, [3]) == [9]

@@ -1,13 +1,25 @@
 """Faults injected on purpose: what cannot be sent to a worker or back."""
 
+import functools
 import pickle
+import re
 import threading
+import types
 
 import pytest
 
 from fedbench.errors import ClientTaskError
 
 from .tasks import square
+
+
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.ray)])
+def shipping(request, shared):
+    """An executor of each backend that pickles what it sends."""
+    if request.param == "processes":
+        return shared
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    return request.getfixturevalue("ray_cluster")
 
 
 class Unpicklable:
@@ -58,3 +70,85 @@ def test_a_result_that_cannot_be_unpickled_is_named(shared):
     with pytest.raises(ClientTaskError, match="client task 0 failed"):
         shared.map(lambda item: 1, [Bomb()])
     assert shared.map(square, [3]) == [9]
+
+
+LOCK = threading.Lock()
+
+
+class Locked:
+    lock = threading.Lock()
+
+
+def parents():
+    """Two that hold each other, and one of them what cannot be sent."""
+    one, other = types.SimpleNamespace(), types.SimpleNamespace()
+    one.other, other.one, other.hook = other, one, (x for x in ())
+    return one
+
+
+# What cannot be sent, and the words for the part of it that is to blame.
+PARTS = {
+    "itself": (threading.Lock, "its type lock"),
+    "entry": (lambda: {"rate": 1, "hook": LOCK}, "['hook'] of type lock"),
+    "deep": (
+        lambda: [0, {"a": types.SimpleNamespace(x=(1, LOCK))}],
+        "[1]['a'].x[1] of type lock",
+    ),
+    "cycle": (parents, ".other.hook of type generator"),
+    "variable": (lambda: (lambda lock: lambda: lock)(LOCK), "variable 'lock' of type lock"),
+    "global": (lambda: [lambda: LOCK], "[0] global 'LOCK' of type lock"),
+    "default": (lambda: lambda x=LOCK: x, "its defaults[0][0] of type lock"),
+    "class": (Locked, "class Locked.lock of type lock"),
+    "partial": (lambda: functools.partial(print, LOCK), ".args[0] of type lock"),
+    "method": (lambda: types.MethodType(print, LOCK), ".__self__ of type lock"),
+    "state": (Unpicklable, "its type Unpicklable"),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_the_part_that_cannot_be_sent_is_named(shipping, kind):
+    make, words = PARTS[kind]
+    part = re.escape(words)
+    with pytest.raises(pickle.PicklingError, match=rf"the broadcast must be .* got {part}: .*make"):
+        shipping.map(lambda b, item: item, range(3), broadcast=make())
+    with pytest.raises(ClientTaskError, match=rf"client task 1 has an item .* of {part}, .*make"):
+        shipping.map(lambda item: 1, [1, make(), 3])
+    assert shipping.map(square, [3]) == [9]
+
+
+def test_the_part_of_a_result_that_cannot_be_sent_is_named(shipping):
+    part = re.escape("['hooks'][0] of type lock")
+    with pytest.raises(ClientTaskError, match=rf"type dict that cannot .* of {part}, .*make"):
+        shipping.map(lambda item: {"hooks": [threading.Lock()]}, range(3))
+
+
+def test_what_is_nested_too_deeply_is_named_by_a_short_path(shipping):
+    deep = LOCK
+    for _ in range(100):
+        deep = [deep]
+    words = r"of \[0\]\[0\][^ ]* \.\.\. [^ ]*\[0\]\[0\] of type lock,"
+    with pytest.raises(ClientTaskError, match=words) as caught:
+        shipping.map(lambda item: 1, [deep])
+    assert len(str(caught.value)) < 600
+
+
+def test_a_class_with_a_cached_property_can_be_sent(shipping):
+    class Lazy:
+        def __init__(self, value):
+            self.value = value
+
+        @functools.cached_property
+        def double(self):
+            return 2 * self.value
+
+    assert shipping.map(lambda lazy: lazy.double, [Lazy(1), Lazy(2)]) == [2, 4]
+    assert shipping.map(lambda b, item: b.double + item, range(2), broadcast=Lazy(3)) == [6, 7]
+
+
+def test_a_chain_that_is_too_long_to_be_sent_is_called_so(shipping):
+    chain = []
+    for _ in range(5000):
+        chain = [chain]
+    words = r"because of a chain of objects that is too long, .* Send a list of them\."
+    with pytest.raises(ClientTaskError, match=words):
+        shipping.map(lambda item: 1, [chain])

@@ -14,7 +14,6 @@ from fedbench.executors.ambient import Ambient
 from fedbench.executors.engine import Ending, Run
 from fedbench.executors.hooks import Job
 from fedbench.executors.losses import not_begun, not_sent, ran_too_long
-from fedbench.executors.packing import sending
 from fedbench.executors.processes.broadcast import Downlink
 from fedbench.executors.processes.dispatch import BatchSize, BatchSizes
 from fedbench.executors.processes.launch import (
@@ -30,6 +29,7 @@ from fedbench.executors.processes.pool import EXIT_S, Crew, WorkerHandle, kill_a
 from fedbench.executors.processes.protocol import ATOMS, Kind, Parcel, Slot
 from fedbench.executors.processes.results import fill_in, open_answers
 from fedbench.executors.runner import Failure, Outcome, Ticket
+from fedbench.executors.unpicklable import cannot_be_sent, sending
 
 __all__ = ["Maps"]
 
@@ -123,15 +123,15 @@ class Maps:
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
         self._collecting = False
-        with sending("the task"):
+        with sending("the task", job.task):
             self._prepare_task(*downlink.pack(job.task))
         broadcast = reducer = None
         buffers: list[memoryview] = []
         if job.has_broadcast:
-            with sending("the broadcast"):
+            with sending("the broadcast", job.broadcast):
                 broadcast, buffers = downlink.place_broadcast(job.broadcast)
         if self._folding:
-            with sending("the reducer"):
+            with sending("the reducer", job.reducer):
                 payload, reducer_buffers = downlink.pack(job.reducer)
             reducer = Parcel(None, payload, [buffer.nbytes for buffer in reducer_buffers])
             buffers += reducer_buffers
@@ -204,7 +204,7 @@ class Maps:
             try:
                 entries.append((ticket.index, self._pack_item(ticket.item, buffers)))
             except Exception as error:  # noqa: BLE001 - user code runs in pickling
-                failure = Failure.of(error, "has an item that cannot be sent to a worker")
+                failure = cannot_be_sent(error, "an item", ticket.item)
                 self._ready.append(Outcome(ticket.index, failure=failure))
             else:
                 worker.outstanding[ticket.index] = ticket

@@ -38,6 +38,7 @@ from fedbench.executors.processes.slots import SLOT_THRESHOLD, SlotWriter
 from fedbench.executors.processes.system import die_with_parent, end_group_with, kill_group
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure, Outcome, TaskRunner
+from fedbench.executors.unpicklable import cannot_be_sent
 
 __all__ = ["load_resident", "main"]
 
@@ -320,11 +321,11 @@ class _Answer:
             self.entries.append((outcome.index, True, Parcel(outcome.value)))
             return
         if failure is None:
-            kind = type(outcome.value).__name__
             try:
                 parcel = self._pack(outcome)
             except BaseException as error:  # noqa: BLE001 - user code runs in pickling
-                failure = Failure.of(error, f"has a result of type {kind} that cannot be sent")
+                what = f"a result of type {type(outcome.value).__name__}"
+                failure = cannot_be_sent(error, what, outcome.value)
         if failure is not None:
             parcel = self._pack(Outcome(outcome.index, portable_failure(failure)))
         self.entries.append((outcome.index, failure is None, parcel))

@@ -16,7 +16,7 @@ from fedbench.executors.checks import check_count
 from fedbench.executors.engine import Ending
 from fedbench.executors.hooks import Job
 from fedbench.executors.losses import not_begun, not_sent, ran_too_long, tried
-from fedbench.executors.packing import pack, sending
+from fedbench.executors.packing import pack
 from fedbench.executors.processes.dispatch import BatchSize
 from fedbench.executors.processes.launch import search_path
 from fedbench.executors.processes.protocol import ATOMS, Parcel, open_parcel
@@ -24,6 +24,7 @@ from fedbench.executors.ray.cluster import Cluster, Placement, check_resources, 
 from fedbench.executors.ray.crew import Call, Crew, Kind, Residents, Worker, describe_loss
 from fedbench.executors.ray.memory import Array, Lender, Message, as_arrays, split
 from fedbench.executors.runner import Failure, Outcome, Ticket, client_of, name_task
+from fedbench.executors.unpicklable import cannot_be_sent, sending
 
 __all__ = ["RayExecutor"]
 
@@ -151,14 +152,14 @@ class RayExecutor(Executor):
         self._batches, self._measured = BatchSize(_BATCH_S, _LONG_S), False
         self._job_residents = {}
         buffers: list[Array] = []
-        with sending("the task"):
+        with sending("the task", job.task):
             task = self._pack(job.task, buffers, self._job_residents)
         broadcast = reducer = None
         if job.has_broadcast:
-            with sending("the broadcast"):
+            with sending("the broadcast", job.broadcast):
                 broadcast = self._pack(job.broadcast, buffers, self._job_residents)
         if self._folding:
-            with sending("the reducer"):
+            with sending("the reducer", job.reducer):
                 reducer = self._pack(job.reducer, buffers, self._job_residents)
         head = (search_path(), Ambient.capture(), task, broadcast, reducer)
         self._job = ray.put(Message(pickle.dumps(head, protocol=5), buffers))
@@ -221,7 +222,7 @@ class RayExecutor(Executor):
             try:
                 entries.append((ticket.index, self._pack(ticket.item, buffers, residents)))
             except Exception as error:  # noqa: BLE001 - user code runs in pickling
-                failure = Failure.of(error, "has an item that cannot be sent to a worker")
+                failure = cannot_be_sent(error, "an item", ticket.item)
                 self._ready.append(Outcome(ticket.index, failure=failure))
             else:
                 sent.append(ticket)

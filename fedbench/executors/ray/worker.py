@@ -31,6 +31,7 @@ from fedbench.executors.ray.memory import (
 )
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure, Outcome, TaskRunner
+from fedbench.executors.unpicklable import cannot_be_sent
 
 __all__ = ["Hello", "RayWorker", "build", "load_resident"]
 
@@ -212,8 +213,8 @@ class _Answer:
             try:
                 parcel = self._pack(outcome.value)
             except BaseException as error:  # noqa: BLE001 - user code runs in pickling
-                kind = type(outcome.value).__name__
-                failure = Failure.of(error, f"has a result of type {kind} that cannot be sent")
+                what = f"a result of type {type(outcome.value).__name__}"
+                failure = cannot_be_sent(error, what, outcome.value)
         if failure is not None:
             self.failed = True
             parcel = self._pack(portable_failure(failure))
