@@ -267,7 +267,12 @@ class Guarded:
             return result
 
         def copy_shared(leaf: Any) -> Any:
-            return _copy_leaf(leaf) if storage_of(leaf) in self._storages else leaf
+            if storage_of(leaf) not in self._storages:
+                return leaf
+            copied = _copy_leaf(leaf)
+            if isinstance(copied, np.ndarray):
+                copied.setflags(write=True)  # it was this guard that made it read-only
+            return copied
 
         with torch.inference_mode(False):
             return Copier(copy_shared).copy(result)
@@ -334,4 +339,6 @@ def _copy_array(array: np.ndarray) -> np.ndarray:
     )
     copied = np.ndarray(array.shape, array.dtype, buffer=memory, order=order)
     copied[...] = array
+    if array.flags.forc and not array.flags.writeable:
+        copied.setflags(write=False)  # as pickling does
     return copied

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import cloudpickle
+
 from fedbench.executors.packing import pack
 from fedbench.executors.resident import Resident
 from fedbench.executors.runner import Failure
@@ -83,6 +85,8 @@ def _find(value: Any) -> tuple[str, Any]:
         if id(part) in seen:
             continue
         seen[id(part)] = part
+        if _refuses(part):
+            return path.strip(), part
         refused = [
             (path + step, child)
             for step, child in _parts(part)
@@ -92,6 +96,21 @@ def _find(value: Any) -> tuple[str, Any]:
             return path.strip(), part
         waiting.extend(reversed(refused))
     return "", value
+
+
+def _refuses(value: Any) -> bool:
+    """Return whether a value's own code for pickling raises, whatever it holds."""
+    if isinstance(value, type) or type(value) in cloudpickle.Pickler.dispatch_table:
+        return False
+    if isinstance(value, (types.FunctionType, types.ModuleType)):
+        return False
+    try:
+        value.__reduce_ex__(5)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - which is the answer; even sys.exit() means no
+        return True
+    return False
 
 
 def _is_picklable(value: Any) -> bool:

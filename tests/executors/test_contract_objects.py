@@ -293,6 +293,17 @@ def test_arrays_of_an_instance_are_aligned_and_tied(executor):
     assert executor.map(task, [make(), make()]) == expected
 
 
+def test_a_read_only_array_stays_so(executor):
+    def make():
+        whole = np.arange(6.0)
+        whole.setflags(write=False)
+        return types.SimpleNamespace(whole=whole, part=whole[::2])
+
+    # Numpy pickles what has gaps by its values.
+    task = lambda box: (box.whole.flags.writeable, box.part.flags.writeable)  # noqa: E731
+    assert executor.map(task, [make(), make()]) == [(False, True)] * 2
+
+
 def test_a_resident_in_an_item_is_not_copied(executor):
     resident = Resident([1, 2])
     items = [types.SimpleNamespace(data=resident, client_id=number) for number in range(2)]

@@ -7,6 +7,8 @@ import threading
 import types
 
 import pytest
+import torch
+from torch.nn.utils import parametrizations
 
 from fedbench.errors import ClientTaskError
 
@@ -102,6 +104,10 @@ PARTS = {
     "partial": (lambda: functools.partial(print, LOCK), ".args[0] of type lock"),
     "method": (lambda: types.MethodType(print, LOCK), ".__self__ of type lock"),
     "state": (Unpicklable, "its type Unpicklable"),
+    "state in a class of its own": (
+        lambda: {"model": parametrizations.weight_norm(torch.nn.Linear(2, 1))},
+        "['model'] of type ParametrizedLinear",
+    ),
 }
 
 
@@ -109,9 +115,13 @@ PARTS = {
 def test_the_part_that_cannot_be_sent_is_named(shipping, kind):
     make, words = PARTS[kind]
     part = re.escape(words)
-    with pytest.raises(pickle.PicklingError, match=rf"the broadcast must be .* got {part}: .*make"):
+    with pytest.raises(
+        pickle.PicklingError, match=rf"(?s)the broadcast must be .* got {part}: .*make"
+    ):
         shipping.map(lambda b, item: item, range(3), broadcast=make())
-    with pytest.raises(ClientTaskError, match=rf"client task 1 has an item .* of {part}, .*make"):
+    with pytest.raises(
+        ClientTaskError, match=rf"(?s)client task 1 has an item .* of {part}, .*make"
+    ):
         shipping.map(lambda item: 1, [1, make(), 3])
     assert shipping.map(square, [3]) == [9]
 
