@@ -3,7 +3,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# One thing after the other, whatever -j says; only `make test` runs two checks side by side.
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 MAKEFLAGS += --no-builtin-rules
 
 VENV := .venv
@@ -15,6 +18,8 @@ OUT ?= table.csv
 ARGS ?=
 export PYTHON
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The tests start hundreds of programs; each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What the environment is made of. The Python sources are not: the install is editable.
 ENVIRONMENT_INPUTS := pyproject.toml constraints.txt CMakeLists.txt tools/set_up_environment.sh \
@@ -47,10 +52,17 @@ $(TEST_READY): $(ENVIRONMENT_INPUTS)
 report: $(RUN_READY) ## run the benchmark on all backends; print the table, write table.csv (OUT=..., ARGS=...)
 	@$(BIN)/fedbench report --out "$(OUT)" $(ARGS)
 
+# Each of the checks is shown when it has ended. The Python tests, some of which have deadlines,
+# get the processors to themselves.
 .PHONY: test
-test: lint types kernels docs bench-smoke pytest ## everything that must pass before a change lands
+test: lint ## everything that must pass before a change lands
+	+@$(MAKE) --no-print-directory -j 2 --output-sync=target SIDE_BY_SIDE=1 checks
+	+@$(MAKE) --no-print-directory pytest
 
 ##@ The parts of make test
+
+.PHONY: checks
+checks: kernels types bench-smoke docs ## what make test runs two at a time, before the Python tests
 
 .PHONY: lint
 lint: $(TEST_READY) ## ruff, import layers, spelling
@@ -65,7 +77,7 @@ types: $(TEST_READY) ## mypy --strict, and the stub of the extension against the
 	$(BIN)/python -m mypy.stubtest fedbench._core
 
 .PHONY: kernels
-kernels: $(TEST_READY) ## C++ unit tests, warnings are errors
+kernels: $(TEST_READY) ## C++ unit tests, compiled at -O1, warnings are errors
 	$(call cpp_tests,kernels)
 
 .PHONY: docs
@@ -83,7 +95,8 @@ pytest: $(TEST_READY) ## Python tests except the slow ones (ARGS=... for pytest)
 ##@ More
 
 .PHONY: test-full
-test-full: test sanitizers ## make test, the slow tests, and the C++ tests under sanitizers
+test-full: test sanitizers ## make test, the slow tests, and the C++ tests optimised and under sanitizers
+	$(call cpp_tests,release)
 	$(BIN)/pytest -m slow
 
 .PHONY: sanitizers
@@ -155,8 +168,9 @@ define message_templates
 	rm -rf docs/_build/gettext/api docs/_build/gettext/changelog.pot
 endef
 
+# Without make's flags: ninja would look for a job server that make keeps from it.
 define cpp_tests
 	$(BIN)/cmake --preset $(1)
-	$(BIN)/cmake --build --preset $(1)
+	MAKEFLAGS= $(BIN)/cmake --build --preset $(1)
 	$(BIN)/ctest --preset $(1)
 endef
