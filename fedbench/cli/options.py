@@ -56,6 +56,9 @@ class ListCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option before every value but the first, then parse as usual."""
+        if args and not args[0].startswith("-"):
+            usual = next(name for option in self.params for name in option.opts)
+            ctx.fail(f"{args[0]!r} must follow the option that it is for, as in {usual} {args[0]}.")
         many = {
             name
             for parameter in self.params

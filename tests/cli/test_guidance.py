@@ -186,6 +186,19 @@ def test_the_page_is_found_from_another_folder(has_pages, capsys, monkeypatch, t
     assert section == "unknownnameerror"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["report", "digits-mlp"], "'digits-mlp' must follow the option that it is for, as in "),
+        (["verify", "digits-mlp", "--rounds", "2"], "as in --workload digits-mlp."),
+        (["peers", "logreg"], "as in --workload logreg."),
+        (["scale", "100"], "as in --clients 100."),
+    ],
+)
+def test_a_name_without_its_option_is_told_which(arguments, advice, capsys):
+    assert advice in refused(capsys, *arguments)
+
+
 @pytest.mark.parametrize("arguments", [["report", "--out"], ["run", "--seed"], ["list", "-x"]])
 def test_a_value_that_is_missing_is_an_error_of_the_command(arguments, capsys):
     line = refused(capsys, *arguments)

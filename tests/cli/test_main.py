@@ -97,7 +97,7 @@ def test_help_lists_every_command():
         (["report", "--out", "/"], "must end in one of"),
         (["report", "--trace", "t.csv"], "must end in one of .json"),
         (["report", "--trace", "t.json", "--out", "t.json"], "must be different files"),
-        (["report", "stray"], "unexpected extra argument"),
+        (["report", "stray"], "must follow the option that it is for"),
         (["run"], "workload is missing. Name one of `fedbench list workloads`"),
         (["run", "--workload", "digits-logrek"], "Did you mean 'digits-logreg'?"),
         (
