@@ -71,7 +71,10 @@ class _Map:
     """One map, as the workers see it."""
 
     def __init__(self, job: Job) -> None:
-        self.job = job
+        self.task = job.task
+        self.has_broadcast = job.has_broadcast
+        # Now, since on_result may change the original before the last worker begins.
+        self.broadcast = isolate(job.broadcast)
         self.ambient = Ambient.capture()
         self.outbox: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.stopped = False
@@ -227,5 +230,5 @@ def _work(inbox: _Inbox, ready: threading.Barrier, intraop_threads: int) -> None
 def _prepare(current: _Map) -> TaskRunner:
     """Return this worker's runner for a map, with its own copy of the broadcast."""
     current.ambient.apply()
-    job = current.job
-    return TaskRunner(job.task, Guarded.copy_of(job.broadcast) if job.has_broadcast else None)
+    guarded = Guarded.copy_of(current.broadcast) if current.has_broadcast else None
+    return TaskRunner(current.task, guarded)

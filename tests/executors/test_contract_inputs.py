@@ -172,6 +172,20 @@ def test_the_caller_may_change_the_broadcast_between_maps(executor):
         assert executor.map(read, range(3), broadcast=weight) == [repeat] * 3
 
 
+def test_tasks_do_not_see_what_on_result_does_to_the_broadcast(executor):
+    weight, counts = torch.zeros(3), [0]
+
+    def on_result(index, result):
+        weight.add_(1)
+        counts[0] += 1
+
+    task = lambda b, item: (float(b[0][0]), b[1][0])  # noqa: E731
+    for repeat in range(10):
+        expected = [(100.0 * repeat, 100 * repeat)] * 100
+        broadcast = (weight, counts)
+        assert executor.map(task, range(100), broadcast=broadcast, on_result=on_result) == expected
+
+
 def test_an_item_belongs_to_its_task(executor):
     item = Order(3, torch.ones(4))
 
