@@ -54,7 +54,7 @@ def mean_of_plain(
     out: Any,
     weights: Any,
     exchange_api: Any,
-    make: Callable[[int, tuple[int, ...]], Any],
+    make: Callable[[Any], Any],
 ) -> tuple[bool, list[Any]] | None: ...
 def first_nonfinite(
     rows: list[_Buffer], sizes: Sequence[int], dtypes: Sequence[int]

@@ -95,7 +95,7 @@ std::optional<std::vector<py::list>> arrays_of(const py::list& rows, const py::o
 }
 
 std::optional<PlainUpdates> inspect_updates(const py::list& rows, const py::object& names,
-                                            const Inspection& inspection) {
+                                            Inspection& inspection) {
     auto arrays = arrays_of(rows, names);
     if (!arrays) return std::nullopt;
     PlainUpdates updates{std::move(*arrays), {}};
@@ -111,11 +111,11 @@ std::optional<PlainUpdates> inspect_updates(const py::list& rows, const py::obje
     return tied ? std::nullopt : std::optional(std::move(updates));
 }
 
-// Where the means of the entries go: `out`, an array or a mapping, or what `make` returns for a
-// dtype code and a shape. Nothing if `out` does not fit or shares memory.
+// Where the means of the entries go: the arrays of `out`, or what `make` returns for an array of the
+// entry. Nothing if they do not fit or share memory.
 std::optional<std::vector<PlainRows>> inspect_targets(const PlainUpdates& updates,
                                                       const py::list& targets,
-                                                      const Inspection& inspection) {
+                                                      Inspection& inspection) {
     std::vector<PlainRows> result;
     std::vector<Extent> written;
     std::vector<Extent> read;
@@ -137,19 +137,18 @@ std::optional<std::vector<PlainRows>> inspect_targets(const PlainUpdates& update
 
 py::list made_targets(const PlainUpdates& updates, const py::function& make) {
     py::list targets;
-    for (const PlainRows& entry : updates.entries)
-        targets.append(make(static_cast<int>(entry.dtype), shape_of(entry)));
+    for (const py::list& entry : updates.arrays) targets.append(make(entry[0]));
     return targets;
 }
 
 // The mean of plain updates, arrays or mappings of `names`, with positive weights: whether all was
 // finite and the targets entry by entry, or nothing where any of that is not so and nothing was
-// written. Targets are `out`, like an update, or what `make` returns for a dtype code and a shape.
+// written. Targets are `out`, like an update, or what `make` returns for an array like which to be.
 std::optional<std::pair<bool, py::list>> mean_of_plain(
     const py::list& rows, const py::object& names, const py::object& out, const py::object& weights,
     const py::object& exchange_api, const py::function& make) {
     if (rows.empty()) return std::nullopt;
-    const Inspection inspection(exchange_api);
+    Inspection inspection(exchange_api);
     const auto values = plain_weights(weights, rows.size());
     if (!values) return std::nullopt;
     const auto updates = inspect_updates(rows, names, inspection);

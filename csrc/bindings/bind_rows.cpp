@@ -78,33 +78,11 @@ bool is_contiguous(const dlpack::Tensor& tensor) {
     return true;
 }
 
-// What DLPack does not tell: a storage that was made smaller, and values that are to be negated.
-// The methods of a type are looked up once for all of its tensors.
-class TorchMethods {
-  public:
-    explicit TorchMethods(py::handle type)
-        : is_neg_(type.attr("is_neg")),
-          untyped_storage_(type.attr("untyped_storage")),
-          storage_offset_(type.attr("storage_offset")) {}
-
-    bool elements_are_plain(py::handle tensor, std::int64_t bytes, std::int64_t item) const {
-        if (call(is_neg_, tensor).ptr() != Py_False) return false;
-        const Py_ssize_t stored = PyObject_Size(call(untyped_storage_, tensor).ptr());  // in bytes
-        const long long offset = PyLong_AsLongLong(call(storage_offset_, tensor).ptr());
-        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-        return stored - offset * item >= bytes;
-    }
-
-  private:
-    static py::object call(const py::object& method, py::handle tensor) {
-        PyObject* result = PyObject_CallOneArg(method.ptr(), tensor.ptr());
-        if (result == nullptr) throw py::error_already_set();
-        return py::reinterpret_steal<py::object>(result);
-    }
-    py::object is_neg_;
-    py::object untyped_storage_;
-    py::object storage_offset_;
-};
+py::object call(const py::object& method, py::handle tensor) {
+    PyObject* result = PyObject_CallOneArg(method.ptr(), tensor.ptr());
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
 
 std::int64_t count_of(const std::vector<std::int64_t>& shape) {
     std::int64_t count = 1;
@@ -126,6 +104,23 @@ bool agrees(PlainRows& rows, DType dtype, const std::int64_t* extents, std::size
 
 }  // namespace
 
+void TorchMethods::look_up(py::handle type) {
+    if (type.is(type_)) return;
+    is_neg_ = type.attr("is_neg");
+    untyped_storage_ = type.attr("untyped_storage");
+    storage_offset_ = type.attr("storage_offset");
+    type_ = py::reinterpret_borrow<py::object>(type);
+}
+
+bool TorchMethods::elements_are_plain(py::handle tensor, std::int64_t bytes,
+                                      std::int64_t item) const {
+    if (call(is_neg_, tensor).ptr() != Py_False) return false;
+    const Py_ssize_t stored = PyObject_Size(call(untyped_storage_, tensor).ptr());  // in bytes
+    const long long offset = PyLong_AsLongLong(call(storage_offset_, tensor).ptr());
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return stored - offset * item >= bytes;
+}
+
 std::optional<PlainRows> inspect_numpy(const py::list& rows) {
     const PyTypeObject* type = py::detail::npy_api::get().PyArray_Type_;
     PlainRows result;
@@ -146,7 +141,8 @@ std::optional<PlainRows> inspect_numpy(const py::list& rows) {
     return result;
 }
 
-std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& exchange_api) {
+std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& exchange_api,
+                                       TorchMethods& methods) {
     auto* api = static_cast<dlpack::ExchangeApi*>(exchange_api.get_pointer());
     if (api->version.major != dlpack::kMajorVersion || api->tensor_from_object == nullptr) {
         return std::nullopt;
@@ -156,7 +152,7 @@ std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& 
     PlainRows result;
     result.addresses.reserve(rows.size());
     try {
-        const TorchMethods methods(type);
+        methods.look_up(type);
         for (const py::handle row : rows) {
             if (!py::type::handle_of(row).is(type)) return std::nullopt;
             dlpack::Tensor tensor{};
@@ -180,8 +176,9 @@ std::optional<PlainRows> inspect_torch(const py::list& rows, const py::capsule& 
     return result;
 }
 
-std::optional<PlainRows> Inspection::of(const py::list& arrays) const {
-    return exchange_api_.is_none() ? inspect_numpy(arrays) : inspect_torch(arrays, exchange_api_);
+std::optional<PlainRows> Inspection::of(const py::list& arrays) {
+    if (exchange_api_.is_none()) return inspect_numpy(arrays);
+    return inspect_torch(arrays, exchange_api_, methods_);
 }
 
 py::tuple shape_of(const PlainRows& rows) {
@@ -245,7 +242,7 @@ namespace {
 // Addresses, dtype codes and shapes of the entries of one mapping, or nothing.
 std::optional<py::tuple> plain_entries(const py::object& row, const py::list& names,
                                        const py::object& exchange_api) {
-    const Inspection inspection(exchange_api);
+    Inspection inspection(exchange_api);
     py::list rows(1);
     rows[0] = row;
     const auto arrays = arrays_by_name(rows, names);
@@ -305,7 +302,8 @@ void bind_rows(py::module_& m) {
     m.def(
         "plain_torch_rows",
         [](const py::list& rows, const py::capsule& api) {
-            return as_tuple(inspect_torch(rows, api));
+            TorchMethods methods;
+            return as_tuple(inspect_torch(rows, api, methods));
         },
         py::arg("rows"), py::arg("exchange_api"),
         "(addresses, dtype code, shape, size) of torch tensors that agree, or None.");

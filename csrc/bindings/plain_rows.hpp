@@ -28,20 +28,38 @@ struct PlainRows {
 // numpy arrays (not of a subclass) of one native floating dtype and shape, C-contiguous, aligned.
 std::optional<PlainRows> inspect_numpy(const pybind11::list& rows);
 
+// What DLPack does not tell of a tensor: a storage that was made smaller, and values that are to be
+// negated. The methods of a type are looked up once for all of its tensors.
+class TorchMethods {
+  public:
+    void look_up(pybind11::handle type);
+
+    // Whether the tensor's storage holds as many bytes from its first element on, as they are.
+    bool elements_are_plain(pybind11::handle tensor, std::int64_t bytes, std::int64_t item) const;
+
+  private:
+    pybind11::object type_;
+    pybind11::object is_neg_;
+    pybind11::object untyped_storage_;
+    pybind11::object storage_offset_;
+};
+
 // Tensors of one type, on the CPU, of one floating dtype and shape, contiguous. `exchange_api` is
 // the capsule that their type has as __dlpack_c_exchange_api__.
 std::optional<PlainRows> inspect_torch(const pybind11::list& rows,
-                                       const pybind11::capsule& exchange_api);
+                                       const pybind11::capsule& exchange_api,
+                                       TorchMethods& methods);
 
 // How the arrays of one library are inspected: torch tensors if there is an exchange API.
 class Inspection {
   public:
     explicit Inspection(pybind11::object exchange_api) : exchange_api_(std::move(exchange_api)) {}
     bool torch() const { return !exchange_api_.is_none(); }
-    std::optional<PlainRows> of(const pybind11::list& arrays) const;
+    std::optional<PlainRows> of(const pybind11::list& arrays);
 
   private:
     pybind11::object exchange_api_;
+    TorchMethods methods_;
 };
 
 pybind11::tuple shape_of(const PlainRows& rows);

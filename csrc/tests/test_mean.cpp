@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "../fuzz/fuzz_mean.cpp"  // here, not alone: the kernels are compiled once for both
@@ -322,6 +323,49 @@ TEST(special_values_depend_on_the_set_alone) {
             CHECK_EQUAL(out[4], 2.0F);
         }
     }
+}
+
+TEST(a_nan_among_ordinary_values_is_found) {
+    std::mt19937 random(11);
+    std::normal_distribution<float> normal;
+    const std::size_t size = 3 * kMeanTile + 5;
+    std::vector<std::vector<float>> rows(9, std::vector<float>(size));
+    std::vector<const void*> addresses;
+    std::vector<double> weights;
+    for (auto& row : rows) {
+        for (float& x : row) x = normal(random);
+        addresses.push_back(row.data());
+        weights.push_back(100.0 + static_cast<double>(weights.size()));
+    }
+    std::vector<float> out(size);
+    const auto plan = plan_weights(weights, std::nullopt);
+    const MeanSegment segment = {addresses.data(), size, DType::float32, out.data(),
+                                 DType::float32};
+    for (const IsaLevel level : available_isas()) {
+        for (const std::uint32_t nan : {0x7fc00000U, 0xffc00001U, 0x7f800001U}) {
+            for (const std::size_t at : {std::size_t{0}, kMeanTile + 33, size - 1}) {
+                for (const std::size_t k : {0U, 4U, 8U}) {
+                    const float kept = std::exchange(rows[k][at], std::bit_cast<float>(nan));
+                    CHECK(!mean(plan, {&segment, 1}, level));
+                    CHECK_EQUAL(std::bit_cast<std::uint32_t>(out[at]), 0x7fc00000U);
+                    rows[k][at] = kept;
+                    CHECK(mean(plan, {&segment, 1}, level));
+                }
+            }
+        }
+    }
+}
+
+TEST(sums_of_weights_are_exact_around_the_integers_of_a_double) {
+    const auto is = [](const exact::Positive& sum, std::uint64_t odd, int exponent) {
+        return sum.limbs == std::vector{odd} && sum.exponent == exponent;
+    };
+    CHECK(is(exact::sum_of(std::vector{50.0, 0.0, 14.0}), 1, 6));
+    CHECK(is(exact::sum_of(std::vector{0x1p53 - 1.0, 1.0}), 1, 53));
+    CHECK(is(exact::sum_of(std::vector{0x1p53, 1.0}), (std::uint64_t{1} << 53) + 1, 0));
+    CHECK(is(exact::sum_of(std::vector{1.0, 0x1p53}), (std::uint64_t{1} << 53) + 1, 0));
+    CHECK(is(exact::sum_of(std::vector{0.5, 1.0}), 3, -1));
+    CHECK(exact::sum_of(std::vector{0.0}).limbs.empty());
 }
 
 TEST(special_values_of_every_type_and_path) {

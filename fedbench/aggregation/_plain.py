@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbench._native import core
+from fedbench._native import POOLED_BYTES, core
 from fedbench.aggregation._arrays import FLOATING, exchange_api
 from fedbench.aggregation._outputs import empty
 
@@ -30,16 +30,20 @@ class Library(NamedTuple):
     exchange_api: Any
 
 
+_NUMPY = Library("numpy", None)
+_torch_library = functools.lru_cache(maxsize=1)(functools.partial(Library, "torch"))
+
+
 def library_of(arrays: Iterable[Any]) -> Library | None:
     """Return the library of arrays that are plain by their types, if that is one and readable."""
     kinds = set(map(type, arrays))
     if kinds == {np.ndarray}:
-        return Library("numpy", None)
+        return _NUMPY
     torch = sys.modules.get("torch")
     if torch is None or not kinds or not kinds <= {torch.Tensor, torch.nn.Parameter}:
         return None
     api = exchange_api()
-    return None if api is None else Library("torch", api)
+    return None if api is None else _torch_library(api)
 
 
 def mean_of_plain(updates: list[Any], weights: Any, out: Any, nonfinite: str) -> Any:
@@ -59,7 +63,7 @@ def mean_of_plain(updates: list[Any], weights: Any, out: Any, nonfinite: str) ->
         return None
     if library.kind == "torch" and any(tensor.requires_grad for tensor in outs):
         return None
-    make = functools.partial(_result, library.kind)
+    make = functools.partial(_empty_like, library.kind)
     averaged = core.mean_of_plain(updates, names, out, weights, library.exchange_api, make)
     if averaged is None:
         return None
@@ -95,5 +99,10 @@ def plain_entries(state: Any, kind: str, names: Sequence[str]) -> PlainEntries |
     return PlainEntries(addresses, tuple(FLOATING[code] for code in codes), shapes)
 
 
-def _result(kind: str, dtype_code: int, shape: tuple[int, ...]) -> Any:
-    return empty(kind, shape, FLOATING[dtype_code])
+def _empty_like(kind: str, array: Any) -> Any:
+    if array.nbytes >= POOLED_BYTES:
+        return empty(kind, tuple(array.shape), str(array.dtype).removeprefix("torch."))
+    if kind == "numpy":
+        return np.empty(array.shape, array.dtype)
+    torch = sys.modules["torch"]
+    return torch.empty_like(array, memory_format=torch.contiguous_format)

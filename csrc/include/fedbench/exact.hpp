@@ -160,8 +160,20 @@ inline Positive positive_of(const Sum& sum) {
     return result;
 }
 
-// The sum of non-negative finite doubles, exactly.
+// The sum of non-negative finite doubles, exactly. Integers like sample counts, whose sum is below
+// 2^53, need no wide one.
 inline Positive sum_of(std::span<const double> values) {
+    double plain = 0.0;
+    bool integers = true;
+    for (const double value : values) {
+        plain += value;
+        integers = integers && value == std::trunc(value);
+    }
+    if (integers && plain > 0.0 && plain < 0x1p53) {
+        const Dyadic part = split(plain);
+        const int zeros = std::countr_zero(part.mantissa);
+        return {{part.mantissa >> zeros}, part.exponent + zeros};
+    }
     Sum sum(-1074, 1024);
     for (const double value : values) {
         const Dyadic part = split(value);

@@ -9,10 +9,14 @@ namespace fedbench::FEDBENCH_ISA {
 inline constexpr std::size_t kStep = 4 * kLanes;
 static_assert(kMeanTile % kStep == 0);
 
+// How far ahead of their use rows are fetched, in bytes. It is near: as many rows as are visited at
+// once fit into the first-level cache so.
+inline constexpr std::size_t kAhead = 512;
+
 struct NarrowTile {
     alignas(64) double sum[kMeanTile];
-    // Of all elements: the max of the bits of |x| as a float and, if tracked, the min of
-    // (bits - 1), so that zeros do not count.
+    // Of all elements: the max of the bits of |x| as a float, to which NaN may not count, and, if
+    // tracked, the min of (bits - 1), so that zeros do not count.
     std::uint32_t largest;
     std::uint32_t smallest;
 };
@@ -34,6 +38,21 @@ struct Sums {
     Unsigned smallest[words];
 };
 
+// The larger of magnitudes and those of elements, as bits. One instruction where the level has it
+// and NaN need not count: a NaN's sum is one too.
+template <class Type, bool kCountNan, class Words>
+FEDBENCH_INLINE Words larger_magnitude(Words magnitudes, Words elements) {
+#if FEDBENCH_ISA_LEVEL == 2
+    if constexpr (Type::dtype == DType::float32 && !kCountNan) {
+        constexpr int of_magnitudes = 0b1011;  // the maximum of the absolute values
+        return bits_as<Words>(_mm512_range_ps(bits_as<__m512>(magnitudes),
+                                              bits_as<__m512>(elements), of_magnitudes));
+    }
+#endif
+    const Words bits = elements & std::numeric_limits<typename Type::Word>::max();
+    return magnitudes > bits ? magnitudes : bits;
+}
+
 // Folds kStep coordinates of kRows clients, `at` bytes after the starts of the rows.
 template <class Type, int kRows, bool kTrack>
 FEDBENCH_INLINE void fold_step(const std::byte* const* from, std::size_t at,
@@ -51,10 +70,10 @@ FEDBENCH_INLINE void fold_step(const std::byte* const* from, std::size_t at,
             constexpr auto magnitude = std::numeric_limits<typename Type::Word>::max();
 #pragma GCC unroll 2
             for (std::size_t q = 0; q < S::words; ++q) {
-                const auto bits = load<typename S::Words>(row + q * kVectorBytes) & magnitude;
-                sums.largest[q] = sums.largest[q] > bits ? sums.largest[q] : bits;
+                const auto bits = load<typename S::Words>(row + q * kVectorBytes);
+                sums.largest[q] = larger_magnitude<Type, kTrack>(sums.largest[q], bits);
                 if constexpr (kTrack) {
-                    const auto less = bits_as<typename S::Unsigned>(bits - 1);
+                    const auto less = bits_as<typename S::Unsigned>((bits & magnitude) - 1);
                     sums.smallest[q] = sums.smallest[q] < less ? sums.smallest[q] : less;
                 }
             }
@@ -130,7 +149,7 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
         if (i < whole) {
             for (std::size_t at = 0; at < kStep * item; at += 64) {
                 for (int r = 0; r < kRows; ++r) {
-                    __builtin_prefetch(from[r] + i * item + at + kPrefetch, 0, 2);
+                    __builtin_prefetch(from[r] + i * item + at + kAhead);
                 }
             }
             fold_step<Type, kRows, kTrack>(from, i * item, weights, sums);
@@ -153,6 +172,12 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
 // Rows per visit at most; they are shared out evenly: 10 clients are 5 and 5.
 inline constexpr std::size_t kGroup = 8;
 
+// How many of the rows that are left the next visit takes.
+inline std::size_t rows_of_visit(std::size_t left) {
+    const std::size_t visits = (left + kGroup - 1) / kGroup;
+    return (left + visits - 1) / visits;
+}
+
 template <class Type, bool kTrack, std::size_t kRows>
 inline void fold_group(std::size_t group, const Visit& visit, NarrowTile& tile) {
     if (group == kRows) {
@@ -168,8 +193,7 @@ inline void fold_clients(const MeanSegment& segment, const double* weights, std:
     const void* const* rows = segment.rows;
     std::size_t group = 0;
     for (std::size_t k = 0; k < clients; k += group) {
-        const std::size_t visits = (clients - k + kGroup - 1) / kGroup;
-        group = (clients - k + visits - 1) / visits;
+        group = rows_of_visit(clients - k);
         const Visit visit = {rows + k, weights + k, offset, size, k == 0};
         fold_group<Type, kTrack, kGroup>(group, visit, tile);
     }
@@ -384,6 +408,30 @@ FEDBENCH_INLINE void round_ends(const NarrowBounds& bounds, f64v sum, f64v delta
     }
 }
 
+// Nothing is read while a tile is rounded: meanwhile the next one's first visit is prepared, if
+// updates come `from_memory` rather than from a cache.
+struct NextTile {
+    const void* const* rows;
+    std::size_t group;
+    std::size_t at;
+    std::size_t end;
+    std::size_t row = 0;
+
+    NextTile(const MeanSegment& segment, std::size_t clients, std::size_t begin, bool from_memory)
+        : rows(segment.rows),
+          group(rows_of_visit(clients)),
+          at(begin * item_size(segment.dtype) + kAhead),
+          end(from_memory ? segment.size * item_size(segment.dtype) : 0) {}
+
+    void fetch_line() {
+        if (at >= end) return;
+        __builtin_prefetch(static_cast<const std::byte*>(rows[row]) + at, 0, 2);
+        if (++row < group) return;
+        row = 0;
+        at += 64;
+    }
+};
+
 // Rounds a tile by the largest and smallest |x| of all of it: bounds that are wide for most
 // coordinates, but nearly always narrow enough. Where they are not, m and n are looked up.
 template <class Out>
@@ -393,8 +441,10 @@ inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment
     const bool finite = tile.largest < 0x7f800000U;
     const int spread = static_cast<int>(tile.largest >> 23) - static_cast<int>(tile.smallest >> 23);
     const bool exact = tracked && finite && spread <= bounds.spread_limit;
+    NextTile next(segment, clients, offset + size, stream);
     if (exact && bounds.power_of_two) {
         for (std::size_t i = 0; i < size; i += kLanes) {
+            next.fetch_line();
             const u32h bits = exact_quotients<Out>(bounds, load<f64v>(tile.sum + i));
             put_lanes<Out>(out, i, size, bits, stream);
         }
@@ -405,19 +455,21 @@ inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment
     const bool bounded = finite && (Out::dtype == DType::float32 || largest == 0.0 ||
                                     delta[0] * bounds.reciprocal[0] >= 0x1p-149);
     for (std::size_t i = 0; i < size; i += kLanes) {
+        next.fetch_line();
         const f64v sum = load<f64v>(tile.sum + i);
         u32h bits;
         u32h high;
         round_ends<Out>(bounds, sum, delta, bits, high);
-        if (!bounded || mask_bits(widen_mask(bits_as<i32h>(bits == high))) != kAllLanes) {
+        const i64v proved = widen_mask(bits_as<i32h>(bits == high)) & (sum == sum);
+        if (!bounded || mask_bits(proved) != kAllLanes) {
             if (exact) {
                 bits = exact_quotients<Out>(bounds, sum);
             } else {
                 u32h most;
                 u32h least;
                 narrow_range(segment, clients, offset + i, std::min(kLanes, size - i), most, least);
-                const unsigned proved = decide<Out>(bounds, sum, most, least, bits);
-                if (proved != kAllLanes) unproved.add(~proved & kAllLanes, i, size);
+                const unsigned decided = decide<Out>(bounds, sum, most, least, bits);
+                if (decided != kAllLanes) unproved.add(~decided & kAllLanes, i, size);
             }
         }
         put_lanes<Out>(out, i, size, bits, stream);

@@ -37,13 +37,16 @@ namespace detail {
 inline std::optional<std::vector<std::uint64_t>> common_integers(
     const std::vector<exact::Dyadic>& weights, const exact::Positive& divisor) {
     if (divisor.limbs.size() != 1) return std::nullopt;
-    std::vector<exact::Dyadic> all = weights;
+    std::vector<exact::Dyadic> all;
+    all.reserve(weights.size() + 1);
+    all.assign(weights.begin(), weights.end());
     all.push_back({divisor.limbs[0], divisor.exponent, false});
     int lowest = all[0].exponent + std::countr_zero(all[0].mantissa);
     for (const auto& a : all) {
         lowest = std::min(lowest, a.exponent + std::countr_zero(a.mantissa));
     }
     std::vector<std::uint64_t> integers;
+    integers.reserve(all.size());
     std::uint64_t common = 0;
     for (const auto& a : all) {
         const int zeros = std::countr_zero(a.mantissa);
@@ -53,7 +56,9 @@ inline std::optional<std::vector<std::uint64_t>> common_integers(
         integers.push_back(odd << shift);
         if (common != 1) common = std::gcd(common, integers.back());
     }
-    for (std::uint64_t& value : integers) value /= common;
+    if (common != 1) {
+        for (std::uint64_t& value : integers) value /= common;
+    }
     return integers;
 }
 
@@ -75,6 +80,9 @@ inline double scaled_rest(const exact::Positive& divisor, int scale, double near
 // the caller has checked that.
 inline WeightPlan plan_weights(std::span<const double> weights, std::optional<double> total) {
     WeightPlan plan;
+    plan.clients.reserve(weights.size());
+    plan.weights.reserve(weights.size());
+    plan.scaled.reserve(weights.size());
     double largest = 0.0;
     for (std::size_t k = 0; k < weights.size(); ++k) {
         if (weights[k] == 0.0) continue;
