@@ -77,6 +77,11 @@ fi
 
 install() { "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off "$@" >&2; }
 
+# Without isolation the build tools of the environment are used, so a rebuild is incremental and
+# needs no network.
+build() { PATH=$PWD/$venv/bin:$PATH "$@" --no-deps --no-build-isolation; }
+
+# One line per requirement; first, above an empty line, those of the build.
 requirements=$(
     "$venv/bin/python" - "$extras" <<'END'
 import sys, tomllib
@@ -84,10 +89,11 @@ import sys, tomllib
 with open("pyproject.toml", "rb") as file:
     settings = tomllib.load(file)
 project = settings["project"]
-lines = {*project["dependencies"], *settings["build-system"]["requires"], "cmake>=3.22", "ninja"}
+build = {*settings["build-system"]["requires"], "cmake>=3.22", "ninja"}
+lines = {*project["dependencies"]}
 for extra in sys.argv[1].split(","):
     lines.update(project["optional-dependencies"][extra])
-print("\n".join(sorted(lines)))
+print("\n".join([*sorted(build), "", *sorted(lines)]))
 END
 )
 wanted=$requirements$'\n'$(sed 's/^/constraint /' constraints.txt)
@@ -95,13 +101,20 @@ if [[ $wanted != "$(cat "$installed" 2>/dev/null || true)" ]]; then
     say "installing what fedbench needs; the first time takes some minutes"
     touch "$unfinished"
     printf '%s\n' "$requirements" >"$venv/requirements.txt"
+    printf '%s\n' "${requirements%%$'\n\n'*}" >"$venv/build-requirements.txt"
+    install -q -c constraints.txt -r "$venv/build-requirements.txt"
+    # pip writes packages on one processor; the extension is compiled beside it, in the folder where
+    # the editable install below finds it done.
+    build "$venv/bin/python" -m pip wheel -q --disable-pip-version-check -w "$venv/compiled" . >&2 &
+    compiling=$!
     # pip compiles on one processor; compileall takes all, and passes over what does not compile, too.
     install --no-compile -c constraints.txt -r "$venv/requirements.txt"
     "$venv/bin/python" -m compileall -q -q -j 0 "$venv/lib" || true
     printf '%s\n' "$wanted" >"$installed"
     rm "$unfinished"
+    wait "$compiling" || die "the extension could not be built; the compiler's messages are above."
+    rm -r "$venv/compiled"
 fi
 
 say "building fedbench"
-# Without isolation the build tools above are used, so a rebuild is incremental and needs no network.
-PATH=$PWD/$venv/bin:$PATH install --no-deps --no-build-isolation -e .
+build install -e .
