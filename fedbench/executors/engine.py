@@ -150,7 +150,7 @@ class Run:
                 for ticket in tickets:
                     flying[ticket.index] = ticket
                 executor._submit(tickets)
-            if not flying:
+            if not flying and (room > 0 or not self._has_more()):
                 return
             outcomes = executor._completed()
             self._raise_failures(outcomes)
@@ -170,6 +170,12 @@ class Run:
                     yield ticket, value
                     del value
                     self._check_open()
+
+    def _has_more(self) -> bool:
+        """Return whether a task waits for room."""
+        tickets = self.source.take(1, self.released + self._window)
+        self.source.put_back(tickets)
+        return bool(tickets)
 
     @property
     def unfinished(self) -> bool:

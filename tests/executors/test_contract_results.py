@@ -11,6 +11,7 @@ import torch
 
 from fedbench.errors import ClientTaskError, NestedExecutorError
 from fedbench.executors import Resident
+from fedbench.executors.sequential import SequentialExecutor
 
 from .tasks import sleep_and_return, square
 
@@ -238,3 +239,21 @@ def test_values_of_nothing_but_empty_arrays_arrive(executor, recwarn):
         assert several[0].shape == (0,)
     assert executor.map(lambda item: np.zeros(0), [1, 2])[1].shape == (0,)
     assert not [w for w in recwarn if "shared memory" in str(w.message)]
+
+
+def test_a_backend_without_room_for_a_while_runs_every_task():
+    """As one whose workers are all being replaced."""
+
+    class Hesitant(SequentialExecutor):
+        refusals = 0
+
+        def _room(self):
+            self.refusals += 1
+            return 0 if self.refusals % 3 else super()._room()
+
+        def _completed(self):
+            return super()._completed() if self._waiting else []
+
+    with Hesitant() as executor:
+        assert executor.map(square, range(5)) == [0, 1, 4, 9, 16]
+        assert list(executor.imap(square, range(5))) == [0, 1, 4, 9, 16]

@@ -21,6 +21,7 @@ pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
 from fedbench.executors.ray import executor as ray_executor
 from fedbench.executors.ray.board import Board
+from fedbench.executors.runner import Ticket
 
 from .scripts import suspend, wait_until
 
@@ -163,6 +164,14 @@ def test_workers_killed_between_maps_are_replaced(executor):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     assert not pids & set(executor.map(lambda item: os.getpid(), range(8)))
+
+
+def test_a_worker_that_owes_answers_of_an_earlier_map_is_replaced(executor):
+    await_all_workers(executor)
+    late = executor._crew.workers[0]
+    late.run(0, pickle.dumps([]), [], {}, [Ticket(index, None) for index in range(4)])
+    assert executor.map(square, range(8)) == [item * item for item in range(8)]
+    assert late not in executor._crew.workers
 
 
 def test_what_a_killed_worker_had_folded_is_folded_again(patient):

@@ -145,7 +145,10 @@ class RayExecutor(Executor):
     # -- one map --------------------------------------------------------------------------------
 
     def _begin(self, job: Job) -> None:
-        self._open_crew()
+        crew = self._open_crew()
+        for worker in crew.busy():
+            # It still owes answers of a map that is over, which would pass for those of this one.
+            crew.remove(worker)
         self._number += 1
         self._folding = job.reducer is not None
         self._ready, self._collected, self._idle_deaths = [], [], 0
@@ -163,7 +166,7 @@ class RayExecutor(Executor):
                 reducer = self._pack(job.reducer, buffers, self._job_residents)
         head = (search_path(), Ambient.capture(), task, broadcast, reducer)
         self._job = ray.put(Message(pickle.dumps(head, protocol=5), buffers))
-        self._open_crew().forget(self._residents.take_forgotten())
+        crew.forget(self._residents.take_forgotten())
 
     def _pack(self, value: Any, buffers: list[Array], residents: dict[int, Any]) -> Parcel:
         """Return `value` as a parcel; add its buffers and the residents that it needs."""
