@@ -62,7 +62,7 @@ double reference(std::vector<double> column, const OrderStatistic& statistic) {
 
 std::vector<OrderStatistic> statistics(int clients, DType dtype, bool with_distances) {
     std::vector<OrderStatistic> all{OrderStatistic::median(clients, dtype)};
-    for (const int trimmed : {0, 1, clients / 4, (clients - 1) / 2})
+    for (const int trimmed : {0, 1, 2, clients / 4, (clients - 1) / 2})
         if (2 * trimmed < clients)
             all.push_back(OrderStatistic::trimmed_mean(clients, trimmed, dtype));
     for (const int left_out : {0, 1, clients / 3})

@@ -86,6 +86,25 @@ constexpr MergeExchange<K> merge_exchange_network() {
     return network;
 }
 
+// Separates the lowest and highest of K values from the rest, which stays in no order: in turn, the
+// least of the lower halves of pairs and the largest of the upper halves.
+template <int K, int kTrimmed>
+constexpr MergeExchange<K> separating_network() {
+    MergeExchange<K> network;
+    const auto exchange = [&network](int low, int high) {
+        network.low[network.size] = static_cast<unsigned char>(low);
+        network.high[network.size] = static_cast<unsigned char>(high);
+        ++network.size;
+    };
+    for (int first = 0; first < kTrimmed; ++first) {
+        const int last = K - 1 - first;
+        for (int i = first; i < K - 1 - i; ++i) exchange(i, K - 1 - i);
+        for (int i = first + 1; i <= K - 1 - i; ++i) exchange(first, i);
+        for (int i = last - 1; i >= K - 1 - i; --i) exchange(i, last);
+    }
+    return network;
+}
+
 // Up to this many clients one network sorts in registers.
 template <class T>
 inline constexpr int kMaxClientsInRegisters = 64 / static_cast<int>(sizeof(T));

@@ -176,15 +176,15 @@ FEDBENCH_INLINE void middle(typename Lanes<T>::Keys& low, typename Lanes<T>::Key
 
 // ---- networks in registers -------------------------------------------------------------------
 
-template <int K, class Keys, std::size_t... I>
+template <const auto& kNetwork, class Keys, std::size_t... I>
 FEDBENCH_INLINE void run_network([[maybe_unused]] Keys* v, std::index_sequence<I...>) {
-    [[maybe_unused]] constexpr auto network = merge_exchange_network<K>();
-    (compare_exchange(v[network.low[I]], v[network.high[I]]), ...);
+    (compare_exchange(v[kNetwork.low[I]], v[kNetwork.high[I]]), ...);
 }
 
 template <int K, class Keys>
 FEDBENCH_INLINE void sort_in_registers(Keys* v) {
-    run_network<K>(v, std::make_index_sequence<merge_exchange_network<K>().size>{});
+    static constexpr auto network = merge_exchange_network<K>();
+    run_network<network>(v, std::make_index_sequence<network.size>{});
 }
 
 // Merges two sorted runs of four.
@@ -271,7 +271,28 @@ FEDBENCH_INLINE bool small_group(const T* const* rows, std::size_t at,
     return finite;
 }
 
-template <class T, int K, bool kMedian>
+// The trimmed means of eight columns of finite floats without sorting what is kept, if plain sums
+// prove them. Written and true, or to be computed by small_group.
+template <int K, int kTrimmed>
+FEDBENCH_INLINE bool separated_group(const float* const* rows, std::size_t at, float* out) {
+    using Keys = Lanes<float>::Keys;
+    Keys v[K];
+    for (int k = 0; k < K; ++k) {
+        load(v[k], rows[k] + at);
+        swap_order(v[k]);
+    }
+    static constexpr auto network = separating_network<K, kTrimmed>();
+    run_network<network>(v, std::make_index_sequence<network.size>{});
+    constexpr auto high = std::bit_cast<std::int32_t>(std::numeric_limits<float>::infinity());
+    if (any_set((v[0] <= ~high) | (v[K - 1] >= high))) return false;
+    alignas(32) std::int32_t separated[K * Lanes<float>::count];
+    for (int k = 0; k < K; ++k) store(separated + k * Lanes<float>::count, v[k]);
+    const auto statistic = OrderStatistic::trimmed_mean(K, kTrimmed, DType::float32);
+    return plain_trimmed_means<false>(separated, Lanes<float>::count, statistic, out);
+}
+
+// `kTrimmed`: of a trimmed mean of float32, compiled for that number by itself; 0 for all others.
+template <class T, int K, bool kMedian, int kTrimmed>
 bool few_clients(const T* const* rows, const OrderStatistic& statistic, std::size_t begin,
                  std::size_t end, T* out) {
     constexpr std::size_t count = Lanes<T>::count;
@@ -280,6 +301,9 @@ bool few_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
     for (; i + count <= end; i += count) {
         if (i % 16 < count)
             for (int k = 0; k < K; ++k) __builtin_prefetch(rows[k] + i + 512 / sizeof(T));
+        if constexpr (kTrimmed > 0) {
+            if (separated_group<K, kTrimmed>(rows, i, out + i)) continue;
+        }
         finite &= small_group<T, K, kMedian>(rows, i, statistic, out + i);
     }
     if (i == end) return finite;
@@ -423,10 +447,27 @@ bool any_clients(const T* const* rows, const OrderStatistic& statistic, std::siz
 template <class T>
 using FewClients = bool (*)(const T* const*, const OrderStatistic&, std::size_t, std::size_t, T*);
 
-template <class T, bool kMedian, int... I>
+template <class T, bool kMedian, int kTrimmed, int... I>
 FewClients<T> few_clients_kernel(int clients, std::integer_sequence<int, I...>) {
-    static constexpr FewClients<T> kernels[] = {&few_clients<T, I + 1, kMedian>...};
+    static constexpr FewClients<T> kernels[] = {
+        &few_clients<T, I + 1, kMedian, (I + 1 > 2 * kTrimmed ? kTrimmed : 0)>...};
     return kernels[clients - 1];
+}
+
+template <class T>
+FewClients<T> few_clients_kernel(const OrderStatistic& statistic) {
+    constexpr std::make_integer_sequence<int, kMaxClientsInRegisters<T>> counts;
+    if (statistic.kind == Statistic::median)
+        return few_clients_kernel<T, true, 0>(statistic.clients, counts);
+    if constexpr (std::is_same_v<T, float>) {
+        if (statistic.kind == Statistic::trimmed_mean && statistic.dtype == DType::float32) {
+            if (statistic.first == 1)
+                return few_clients_kernel<T, false, 1>(statistic.clients, counts);
+            if (statistic.first == 2)
+                return few_clients_kernel<T, false, 2>(statistic.clients, counts);
+        }
+    }
+    return few_clients_kernel<T, false, 0>(statistic.clients, counts);
 }
 
 // The statistic of [begin, end); returns whether all values there were finite.
@@ -434,14 +475,8 @@ template <class T>
 bool order_statistic_range(const T* const* rows, const OrderStatistic& statistic,
                            const NetworkPlan& plan, std::size_t begin, std::size_t end, T* out,
                            void* scratch) {
-    constexpr int few = kMaxClientsInRegisters<T>;
-    if (statistic.clients <= few) {
-        constexpr std::make_integer_sequence<int, few> counts;
-        const auto kernel = statistic.kind == Statistic::median
-                                ? few_clients_kernel<T, true>(statistic.clients, counts)
-                                : few_clients_kernel<T, false>(statistic.clients, counts);
-        return kernel(rows, statistic, begin, end, out);
-    }
+    if (statistic.clients <= kMaxClientsInRegisters<T>)
+        return few_clients_kernel<T>(statistic)(rows, statistic, begin, end, out);
     if (!plan.steps.empty())
         return many_clients<T>(rows, plan, statistic, begin, end, out, scratch);
     return any_clients<T>(rows, statistic, begin, end, out, scratch);

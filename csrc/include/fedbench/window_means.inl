@@ -217,30 +217,34 @@ void four_window_means(const typename Lanes<T>::Key* sorted, std::size_t stride,
 
 typedef std::uint32_t OctetMagnitudes __attribute__((vector_size(32)));
 
-// Plain sums of the kept ranks of eight sorted columns of floats, and the largest |x| among them.
+// Plain sums of the kept ranks of eight columns of floats, and the largest |x| among them, which in
+// sorted columns is the first or the last.
 struct PlainSums {
     Wide sums[kWides] = {};
     OctetMagnitudes largest;
 };
 
+template <bool kSorted>
 FEDBENCH_INLINE void sum_plainly(const std::int32_t* row, std::size_t stride, int size,
                                  PlainSums& plain) {
-    OctetMagnitudes first = {}, bits = {};
+    OctetMagnitudes largest = {};
     for (int i = 0; i < size; ++i, row += stride) {
         Lanes<float>::Keys keys;
         Lanes<float>::Values values;
         load(keys, row);
         swap_order(keys);
         std::memcpy(&values, &keys, sizeof values);
-        std::memcpy(&bits, &keys, sizeof bits);
-        if (i == 0) first = bits;
+        if (!kSorted || i == 0 || i == size - 1) {
+            OctetMagnitudes bits;
+            std::memcpy(&bits, &keys, sizeof bits);
+            bits &= 0x7fffffffU;
+            largest = largest > bits ? largest : bits;
+        }
         Wide wide[kWides];
         widen_all(values, wide);
         for (int part = 0; part < kWides; ++part) plain.sums[part] += wide[part];
     }
-    first &= 0x7fffffffU;
-    bits &= 0x7fffffffU;
-    plain.largest = first > bits ? first : bits;
+    plain.largest = largest;
 }
 
 // Rounds the means of n values of at most m each, where their plain sums s decide all of them. Each
@@ -292,14 +296,16 @@ FEDBENCH_INLINE bool sums_are_exact(const std::int32_t* row, std::size_t stride,
                     (reach != reach));
 }
 
-// The trimmed means of eight sorted columns of floats, if plain sums prove them: by a bound or, as
-// ties need, because they are exact; their quotients are then rounded to odd and once more.
+// The trimmed means of eight columns of floats, sorted or only separated into what is trimmed and
+// what is kept, if plain sums prove them: by a bound or, as ties need, because they are exact;
+// their quotients are then rounded to odd and once more.
+template <bool kSorted>
 FEDBENCH_INLINE bool plain_trimmed_means(const std::int32_t* sorted, std::size_t stride,
                                          const OrderStatistic& statistic, float* out) {
     const std::int32_t* row = sorted + static_cast<std::size_t>(statistic.first) * stride;
     const double count = statistic.size;
     PlainSums plain;
-    sum_plainly(row, stride, statistic.size, plain);
+    sum_plainly<kSorted>(row, stride, statistic.size, plain);
     if (round_by_bound(plain, count, out)) return true;
     if (!sums_are_exact(row, stride, statistic.size, plain)) return false;
     Quad sums[2];
@@ -317,6 +323,7 @@ FEDBENCH_INLINE bool plain_trimmed_means(const std::int32_t* sorted, std::size_t
     return true;
 }
 
+template <bool kSorted>
 FEDBENCH_INLINE bool plain_trimmed_means(const std::int64_t*, std::size_t, const OrderStatistic&,
                                          double*) {
     return false;
@@ -329,7 +336,7 @@ void window_means(const typename Lanes<T>::Key* sorted, std::size_t stride,
     const bool may_be_plain = statistic.dtype == DType::float32 &&
                               statistic.kind == Statistic::trimmed_mean &&
                               statistic.size < (1 << 20);
-    if (may_be_plain && plain_trimmed_means(sorted, stride, statistic, out)) return;
+    if (may_be_plain && plain_trimmed_means<true>(sorted, stride, statistic, out)) return;
     for (int lane = 0; lane < Lanes<T>::count; lane += 4)
         four_window_means<T>(sorted + lane, stride, statistic, out + lane);
 }
