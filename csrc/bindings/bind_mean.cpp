@@ -111,8 +111,8 @@ std::optional<PlainUpdates> inspect_updates(const py::list& rows, const py::obje
     return tied ? std::nullopt : std::optional(std::move(updates));
 }
 
-// Where the means of the entries go: the arrays of `out`, or what `make` returns for an array of the
-// entry. Nothing if they do not fit or share memory.
+// Where the means of the entries go: the arrays of `out`, or what `make` returns for an array of
+// the entry. Nothing if they do not fit or share memory.
 std::optional<std::vector<PlainRows>> inspect_targets(const PlainUpdates& updates,
                                                       const py::list& targets,
                                                       Inspection& inspection) {
