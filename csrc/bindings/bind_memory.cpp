@@ -1,10 +1,12 @@
 // Buffers for large results, and copies between buffers.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -50,8 +52,8 @@ void copy(const py::buffer& to, const py::buffer& from) {
                                     std::to_string(size) + ".");
     }
     const py::gil_scoped_release no_gil;
-    copy_part(static_cast<std::byte*>(target.ptr), static_cast<const std::byte*>(source.ptr), size,
-              size);
+    copy_bytes(static_cast<std::byte*>(target.ptr), static_cast<const std::byte*>(source.ptr),
+               size);
 }
 
 template <class T>
@@ -70,7 +72,7 @@ void subtract(py::array_t<T, py::array::c_style> to, const py::array_t<T, py::ar
     }
     const auto count = static_cast<std::size_t>(to.size());
     const py::gil_scoped_release no_gil;
-    stream_difference(target, a.data(), b.data(), count);
+    difference(target, a.data(), b.data(), count);
 }
 
 }  // namespace
@@ -79,14 +81,18 @@ void bind_memory(py::module_& m) {
     m.def("allocate", &allocate, py::arg("bytes"),
           "An uninitialised uint8 array on pooled memory, aligned to 2 MiB.");
     m.def("copy", &copy, py::arg("to"), py::arg("from_"),
-          "Copy the bytes of a buffer to another one on the calling thread; they must not overlap.");
+          "Copy the bytes of a buffer to another one; they must not overlap.");
     m.def("subtract", &subtract<float>, py::arg("to").noconvert(), py::arg("a").noconvert(),
-          py::arg("b").noconvert(), "Write a - b on the calling thread; for large vectors.");
+          py::arg("b").noconvert(), "Write a - b; for large vectors.");
     m.def("subtract", &subtract<double>, py::arg("to").noconvert(), py::arg("a").noconvert(),
-          py::arg("b").noconvert(), "Write a - b on the calling thread; for large vectors.");
+          py::arg("b").noconvert(), "Write a - b; for large vectors.");
     m.def(
-        "trim_buffers", [] { BufferPool::instance().trim(); },
-        "Return the memory of unused pooled buffers to the system.");
+        "keep_buffers",
+        [](std::optional<std::size_t> bytes) {
+            BufferPool::instance().keep(bytes.value_or(BufferPool::kKept));
+        },
+        py::arg("bytes") = py::none(),
+        "Set how many bytes of unused pooled memory to keep from the system; default: 512 MiB.");
 }
 
 }  // namespace fedbench::bindings

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,9 @@ void bind_system(py::module_& m) {
     m.def("num_threads", &num_threads, "How many threads one kernel call may use.");
     m.def("set_num_threads", &set_num_threads, py::arg("threads"),
           "Set how many threads one kernel call may use, the caller included.");
+    m.def(
+        "limit_threads", [](int threads) { thread_limit() = std::clamp(threads, 1, kMaxThreads); },
+        py::arg("threads"), "Set the most threads for kernel calls from the calling thread.");
 }
 
 }  // namespace fedbench::bindings

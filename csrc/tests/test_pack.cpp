@@ -1,9 +1,11 @@
 // Copies between pieces and a flat buffer, and the pooled memory.
+#include <cstring>
 #include <numeric>
 #include <vector>
 
 #include "buffers.hpp"
 #include "check.hpp"
+#include "fedbench/isa.hpp"
 #include "fedbench/memory.hpp"
 #include "fedbench/pack.hpp"
 
@@ -99,6 +101,45 @@ TEST(differences_are_those_of_the_elements) {
     check_differences<double>();
 }
 
+TEST(large_copies_and_differences_are_split_and_reach_everything) {
+    set_num_threads(3);
+    for (const std::size_t count : {1UL << 20, (1UL << 21) + 4099}) {
+        std::vector<float> a(count);
+        std::vector<float> b(count, 0.5F);
+        std::iota(a.begin(), a.end(), 1.0F);
+        GuardedBuffer<float> to(count, 20);
+        auto* const target = static_cast<float*>(to.address());
+        difference(target, a.data(), b.data(), count);
+        bool same = true;
+        for (std::size_t i = 0; i < count; ++i) same = same && to.get(i) == a[i] - b[i];
+        CHECK(same);
+        copy_bytes(reinterpret_cast<std::byte*>(target),
+                   reinterpret_cast<const std::byte*>(a.data()), count * sizeof(float));
+        CHECK(std::memcmp(target, a.data(), count * sizeof(float)) == 0);
+        CHECK(to.intact());
+    }
+    set_num_threads(1);
+}
+
+#if FEDBENCH_X86
+TEST(differences_flush_subnormal_numbers_as_the_calling_thread_does) {
+    set_num_threads(3);
+    const std::vector<float> a(std::size_t{1} << 21, 1.5e-38F);
+    const std::vector<float> b(a.size(), 1.4e-38F);
+    std::vector<float> to(a.size());
+    const unsigned before = _mm_getcsr();
+    for (const bool flush : {true, false}) {
+        if (flush) _mm_setcsr(before | 0x8040);  // FTZ and DAZ
+        difference(to.data(), a.data(), b.data(), a.size());
+        _mm_setcsr(before);
+        std::size_t zeros = 0;
+        for (const float value : to) zeros += value == 0 ? 1 : 0;
+        CHECK_EQUAL(zeros, flush ? to.size() : 0U);
+    }
+    set_num_threads(1);
+}
+#endif
+
 TEST(pooled_blocks_are_aligned_reused_and_bounded) {
     BufferPool& pool = BufferPool::instance();
     void* first = pool.allocate(5'000'000);
@@ -107,9 +148,17 @@ TEST(pooled_blocks_are_aligned_reused_and_bounded) {
     pool.release(first, 5'000'000);
     CHECK(pool.allocate(4'999'999) == first);
     pool.release(first, 4'999'999);
-    const std::size_t huge = BufferPool::kMaxKept + 1;
+    const std::size_t huge = BufferPool::kKept + 1;
     pool.release(pool.allocate(huge), huge);
-    pool.trim();
+    pool.keep(8 << 20);  // a block of 6 MiB, not two
+    void* older = pool.allocate(6 << 20);
+    void* newer = pool.allocate(6 << 20);
+    pool.release(older, 6 << 20);
+    pool.release(newer, 6 << 20);
+    CHECK(pool.allocate(6 << 20) == newer);
+    pool.release(newer, 6 << 20);
+    pool.keep(0);
+    pool.keep(BufferPool::kKept);
     void* again = pool.allocate(5'000'000);
     std::memset(again, 2, 5'000'000);
     pool.release(again, 5'000'000);

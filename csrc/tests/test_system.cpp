@@ -75,6 +75,23 @@ TEST(small_jobs_stay_on_the_calling_thread) {
     CHECK(same);
 }
 
+TEST(a_thread_may_be_held_to_fewer_threads) {
+    set_num_threads(4);
+    std::thread([] {
+        thread_limit() = 1;
+        CHECK_EQUAL(num_threads(), 1);
+        const std::thread::id caller = std::this_thread::get_id();
+        std::atomic<bool> same = true;
+        parallel_for(10000, 1, kManyBytes, [&](std::size_t, std::size_t) {
+            if (std::this_thread::get_id() != caller) same = false;
+        });
+        CHECK(same.load());
+        thread_limit() = 3;
+        CHECK_EQUAL(num_threads(), 3);
+    }).join();
+    CHECK_EQUAL(num_threads(), 4);
+}
+
 TEST(an_exception_in_a_part_reaches_the_caller) {
     set_num_threads(3);
     const auto failing = [](std::size_t begin, std::size_t end) {

@@ -14,7 +14,8 @@ def get_num_threads() -> int:
     """Return how many threads one call may use, the caller's included.
 
     At first that is the number of processors this process may run on, or the environment
-    variable ``FEDBENCH_NUM_THREADS``. Small inputs use one thread whatever the number.
+    variable ``FEDBENCH_NUM_THREADS``. Small inputs use one thread whatever the number. In a worker
+    of an executor it is at most the worker's share of the processors.
 
     Returns
     -------
@@ -26,7 +27,8 @@ def get_num_threads() -> int:
 def set_num_threads(threads: int) -> None:
     """Set how many threads one call may use, for all threads of this process.
 
-    Results do not depend on it: threads split coordinates, never clients.
+    Results do not depend on it: threads split coordinates, never clients. Worker threads of an
+    executor keep to their share of the processors.
 
     Parameters
     ----------

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from fedbench._native import core
 from fedbench.executors.resources import available_cpus, memory_limit
 
 __all__ = ["KeptMemory", "keep_freed_memory", "kept_bytes"]
@@ -48,8 +49,11 @@ _VARIABLES = (
 
 def kept_bytes() -> int:
     """Return how many free bytes are kept where tasks run, at most."""
-    total = min(psutil.virtual_memory().total, memory_limit())
-    return int(min(_KEPT_BYTES, total / (8 * available_cpus())))
+    return int(min(_KEPT_BYTES, _memory() / (8 * available_cpus())))
+
+
+def _memory() -> float:
+    return min(psutil.virtual_memory().total, memory_limit())
 
 
 def keep_freed_memory() -> None:
@@ -101,12 +105,15 @@ class _Holders:
             if self.count == 1:
                 kept = kept_bytes()
                 _set({**_LARGE_BLOCKS, _M_TRIM_THRESHOLD: kept, _M_TOP_PAD: kept // 16})
+                # Room for the updates of a whole round, which are all alive at its end.
+                core.keep_buffers(int(_memory() / 8))
 
     def remove(self) -> None:
         with self.lock:
             self.count -= 1
             if not self.count:
                 _set(_BY_ITSELF, trim=True)
+                core.keep_buffers()
 
 
 _holders = _Holders()

@@ -51,7 +51,7 @@ def empty_result(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     and keeps nothing that looks at it saves the copy of a result into that memory; of several in
     one result, the largest. One that is kept, or not returned as a whole, is copied as any other
     result. Everywhere else, in threads that a task started, and if there is no such memory, this is
-    :func:`torch.empty`, from 4 mebibytes on with memory that is used again.
+    :func:`torch.empty`, from 2 mebibytes on with memory that is used again.
 
     Parameters
     ----------

@@ -7,7 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["WORKERS_VARIABLE", "available_cpus", "default_workers", "memory_limit"]
+__all__ = [
+    "WORKERS_VARIABLE",
+    "available_cpus",
+    "cpus_per_worker",
+    "default_workers",
+    "memory_limit",
+]
 
 WORKERS_VARIABLE = "FEDBENCH_WORKERS"
 """Environment variable that replaces the default number of workers."""
@@ -46,6 +52,11 @@ def available_cpus() -> int:
     if quota is not None:
         cpus = min(cpus, int(quota))
     return max(1, cpus)
+
+
+def cpus_per_worker(workers: int) -> int:
+    """Return how many CPUs each of so many workers may keep busy, at least 1."""
+    return max(1, available_cpus() // workers)
 
 
 def _cgroup_quota() -> float | None:

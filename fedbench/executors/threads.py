@@ -23,6 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fedbench._native import core
 from fedbench.errors import ExecutorError
 from fedbench.executors.allocator import KeptMemory
 from fedbench.executors.ambient import Ambient, set_intraop_threads
@@ -31,6 +32,7 @@ from fedbench.executors.checks import refuse_timeout
 from fedbench.executors.engine import Ending
 from fedbench.executors.guard import Guarded, isolate
 from fedbench.executors.hooks import Job
+from fedbench.executors.resources import cpus_per_worker
 from fedbench.executors.runner import Failure, Outcome, TaskRunner, Ticket
 
 __all__ = ["ThreadExecutor", "running_tasks"]
@@ -123,6 +125,7 @@ class ThreadExecutor(Executor):
     def _start_workers(self) -> None:
         self._memory.hold()
         parent_threads = torch.get_num_threads()
+        kernel_threads = cpus_per_worker(self.workers)
         ready = threading.Barrier(self.workers + 1)
         self._inbox = queue.SimpleQueue()
         self._threads = []
@@ -131,7 +134,7 @@ class ThreadExecutor(Executor):
                 # Daemons, so that an interrupted program does not wait for a running task.
                 thread = threading.Thread(
                     target=_work,
-                    args=(self._inbox, ready, self.intraop_threads),
+                    args=(self._inbox, ready, self.intraop_threads, kernel_threads),
                     name=f"fedbench-worker-{number}",
                     daemon=True,
                 )
@@ -198,9 +201,12 @@ class ThreadExecutor(Executor):
         return outcomes
 
 
-def _work(inbox: _Inbox, ready: threading.Barrier, intraop_threads: int) -> None:
+def _work(
+    inbox: _Inbox, ready: threading.Barrier, intraop_threads: int, kernel_threads: int
+) -> None:
     """Run tasks until the inbox says stop."""
     set_intraop_threads(intraop_threads)
+    core.limit_threads(kernel_threads)
     try:
         ready.wait()
     except threading.BrokenBarrierError:

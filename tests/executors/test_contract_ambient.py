@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedbench import aggregation
 from fedbench.executors import make_executor
+from fedbench.executors.resources import available_cpus
 
 from .tasks import square
 
@@ -94,6 +96,14 @@ def test_intraop_threads_are_set_in_tasks_only(new_executor):
     assert inside == [2] * 4
     assert seen == [here] * 4
     assert torch.get_num_threads() == here
+
+
+def test_kernels_use_the_share_of_their_worker(backend, new_executor):
+    executor = new_executor()
+    here = aggregation.get_num_threads()
+    share = min(here, 1 if backend == "ray" else max(1, available_cpus() // executor.workers))
+    assert executor.map(lambda item: aggregation.get_num_threads(), range(4)) == [share] * 4
+    assert aggregation.get_num_threads() == here
 
 
 def test_more_workers_than_cores_have_one_thread_each(backend, new_executor):

@@ -6,10 +6,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbench import aggregation
 from fedbench._native import core
 from fedbench.training import copy_vector, subtract_vectors
 
 LARGE = 8 * 2**20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def several_threads():
+    """Split every large vector, also on a machine with one processor."""
+    before = aggregation.get_num_threads()
+    aggregation.set_num_threads(3)
+    yield
+    aggregation.set_num_threads(before)
+
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64]
 SPECIAL = [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45, -1e-40, 3e38, -3e38]
 

@@ -13,7 +13,9 @@
 #include <emmintrin.h>
 #endif
 
+#include "fedbench/fpenv.hpp"
 #include "fedbench/memory.hpp"
+#include "fedbench/parallel.hpp"
 
 namespace fedbench {
 
@@ -22,12 +24,13 @@ namespace detail {
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kPagesSideBySide = 4;
+inline constexpr std::size_t kSplitBytes = kPagesSideBySide * kPage;
 
 // Calls line(at) for every whole line of [0, size) and bytes(begin, end) for the rest, where `to`
 // says how lines lie. In vectors of floating-point numbers both begin at a multiple of their size.
 template <class Line, class Bytes>
 void by_lines(const std::byte* to, std::size_t size, Line line, Bytes bytes) {
-    constexpr std::size_t step = kPagesSideBySide * kPage;
+    constexpr std::size_t step = kSplitBytes;
     const std::size_t lead = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
     if (size < lead + step) {
         bytes(0, size);
@@ -112,8 +115,8 @@ void stream_difference(T* to, const T* a, const T* b, std::size_t count) {
     const auto* const right = reinterpret_cast<const std::byte*>(b);
     const auto line = [&](std::size_t at) {
         for (std::size_t part = at; part < at + detail::kLine; part += sizeof(__m128i)) {
-            detail::stream(target + part, detail::minus<T>(detail::load(left + part),
-                                                           detail::load(right + part)));
+            detail::stream(target + part,
+                           detail::minus<T>(detail::load(left + part), detail::load(right + part)));
         }
     };
     detail::by_lines(target, count * sizeof(T), line, plain);
@@ -121,6 +124,24 @@ void stream_difference(T* to, const T* a, const T* b, std::size_t count) {
 #else
     plain(0, count * sizeof(T));
 #endif
+}
+
+// copy_part of everything, split over threads.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t size) {
+    parallel_for(size, detail::kSplitBytes, 2 * size, [&](std::size_t begin, std::size_t end) {
+        copy_part(to + begin, from + begin, end - begin, size);
+    });
+}
+
+// stream_difference of everything, split over threads that round and flush as the calling one does.
+template <class T>
+void difference(T* to, const T* a, const T* b, std::size_t count) {
+    const FpEnv as_the_caller = FpEnv::of_this_thread();
+    parallel_for(count, detail::kSplitBytes / sizeof(T), 3 * count * sizeof(T),
+                 [&](std::size_t begin, std::size_t end) {
+                     const FpEnvGuard fp_environment(as_the_caller);
+                     stream_difference(to + begin, a + begin, b + begin, end - begin);
+                 });
 }
 
 }  // namespace fedbench

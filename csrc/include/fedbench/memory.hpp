@@ -19,8 +19,8 @@ inline constexpr std::size_t kStreamBytes = std::size_t{8} << 20;
 class BufferPool {
   public:
     static constexpr std::size_t kHugePage = std::size_t{1} << 21;
-    // What unused blocks may keep from the system, all together.
-    static constexpr std::size_t kMaxKept = std::size_t{512} << 20;
+    // What unused blocks may keep from the system, all together, unless `keep` says otherwise.
+    static constexpr std::size_t kKept = std::size_t{512} << 20;
 
     // At least `bytes` bytes, aligned to a huge page, with unspecified content.
     void* allocate(std::size_t bytes) {
@@ -40,33 +40,29 @@ class BufferPool {
 
     void release(void* address, std::size_t bytes) noexcept {
         const std::size_t size = rounded(bytes);
-        if (size > kMaxKept) {
+        const std::lock_guard lock(mutex_);
+        if (size > max_kept_) {
             ::munmap(address, size);
             return;
         }
-        const std::lock_guard lock(mutex_);
         kept_.push_back({address, size});
         kept_bytes_ += size;
-        while (kept_bytes_ > kMaxKept) {
-            ::munmap(kept_.front().address, kept_.front().size);
-            kept_bytes_ -= kept_.front().size;
-            kept_.erase(kept_.begin());
-        }
+        drop_what_is_too_much();
     }
 
-    // Returns unused blocks to the system.
-    void trim() noexcept {
+    // Sets how many bytes unused blocks may keep from now on.
+    void keep(std::size_t bytes) {
         const std::lock_guard lock(mutex_);
-        for (const Block& block : kept_) ::munmap(block.address, block.size);
-        kept_.clear();
-        kept_bytes_ = 0;
+        kept_.reserve(bytes / kHugePage + 1);
+        max_kept_ = bytes;
+        drop_what_is_too_much();
     }
 
     // Never destroyed: results may outlive the module's statics.
     static BufferPool& instance() {
         static BufferPool* const pool = [] {
             auto* fresh = new BufferPool;
-            fresh->kept_.reserve(kMaxKept / kHugePage + 1);
+            fresh->keep(kKept);
             // A fork while another thread is inside must not leave the child's mutex locked.
             ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                              [] { instance().mutex_.unlock(); });
@@ -80,6 +76,15 @@ class BufferPool {
         void* address;
         std::size_t size;
     };
+
+    // The blocks that have lain unused for longest.
+    void drop_what_is_too_much() noexcept {
+        while (kept_bytes_ > max_kept_) {
+            ::munmap(kept_.front().address, kept_.front().size);
+            kept_bytes_ -= kept_.front().size;
+            kept_.erase(kept_.begin());
+        }
+    }
 
     static std::size_t rounded(std::size_t bytes) {
         return (bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -104,6 +109,7 @@ class BufferPool {
     std::mutex mutex_;
     std::vector<Block> kept_;
     std::size_t kept_bytes_ = 0;
+    std::size_t max_kept_ = 0;
 };
 
 }  // namespace fedbench

@@ -173,9 +173,16 @@ inline std::atomic<int>& thread_setting() {
 
 }  // namespace detail
 
+// The most threads for kernel calls from the calling thread, which may be one of several that share
+// the processors.
+inline int& thread_limit() {
+    static thread_local int limit = kMaxThreads;
+    return limit;
+}
+
 // How many threads one kernel call may use (the caller included).
 inline int num_threads() {
-    return detail::thread_setting().load(std::memory_order_relaxed);
+    return std::min(thread_limit(), detail::thread_setting().load(std::memory_order_relaxed));
 }
 
 inline void set_num_threads(int threads) {

@@ -64,7 +64,7 @@ class ProcessExecutor(Executor):
         self._maps: Maps | None = None
 
     def _start_workers(self) -> None:
-        self._launcher = Launcher(self.intraop_threads)
+        self._launcher = Launcher(self.workers, self.intraop_threads)
         # Also runs when the program ends without close(), or drops the executor.
         weakref.finalize(self, self._launcher.close)
         # Imports torch, which must not wait for the first map: one that is interrupted and then

@@ -17,8 +17,10 @@ import sys
 import time
 from typing import Final
 
+from fedbench._native import core
 from fedbench.errors import ExecutorError, ResourceError
 from fedbench.executors.processes.system import above_standard_streams, kill_group, start_time
+from fedbench.executors.resources import cpus_per_worker
 
 __all__ = [
     "MESSAGE",
@@ -71,6 +73,8 @@ class Launcher:
 
     Parameters
     ----------
+    workers : int
+        How many of them share the processors.
     intraop_threads : int
         Torch's threads inside one task.
 
@@ -80,12 +84,12 @@ class Launcher:
         If the system does not provide a process or descriptors.
     """
 
-    def __init__(self, intraop_threads: int) -> None:
+    def __init__(self, workers: int, intraop_threads: int) -> None:
         self._intraop_threads = intraop_threads
         self._owner_pid = os.getpid()
         # Later templates get these too, whatever the caller has changed since.
         try:
-            self._environment = _environment(intraop_threads)
+            self._environment = _environment(workers, intraop_threads)
         except OSError as error:  # it asks the system about its memory
             raise cannot_start(error) from error
         self._folder = _current_folder()
@@ -368,6 +372,9 @@ def _stream(fd: int) -> int | None:
     return subprocess.DEVNULL if stream is None else None
 
 
-def _environment(intraop_threads: int) -> dict[str, str]:
+def _environment(workers: int, intraop_threads: int) -> dict[str, str]:
     """Return the environment of a worker, with its thread caps."""
-    return {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(intraop_threads))}
+    caps = dict.fromkeys(_THREAD_VARIABLES, str(intraop_threads))
+    # Our own kernels have the same bits on any number of threads, so they may use a worker's share.
+    caps["FEDBENCH_NUM_THREADS"] = str(min(core.num_threads(), cpus_per_worker(workers)))
+    return {**os.environ, **caps}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import ray
 import torch
 
+from fedbench._native import core
 from fedbench.executors.allocator import keep_freed_memory
 from fedbench.executors.ambient import set_intraop_threads
 from fedbench.executors.guard import Guarded
@@ -70,6 +71,7 @@ class RayWorker:
         mark_worker_process()
         keep_freed_memory()
         set_intraop_threads(intraop_threads)
+        core.limit_threads(intraop_threads)  # the other CPUs may be given to others
         self._board = Board.find(*board)
         self._memory = PrivateMemory()
         self._runner = TaskRunner(_no_task)
