@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+from fedbench.executors import allocator
 from fedbench.executors.allocator import KeptMemory, _holders
 from fedbench.executors.processes.memory import Arena
 from fedbench.executors.processes.slots import SlotReader, SlotWriter
@@ -52,6 +53,26 @@ print(outside, *both, *one, new_pages(0))
 """New pages outside of executors, in two of them, in the outer one alone, and outside again."""
 
 
+RESULTS = """
+import resource
+import numpy as np
+from fedbench._native import core
+from fedbench.executors import make_executor
+
+def new_pages():
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        core.allocate(600 * 2**20)[::4096] = 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+outside = new_pages()
+with make_executor("sequential"):
+    inside = new_pages()
+print(outside, inside, new_pages())
+"""
+"""New pages of a second block of results of 600 MiB outside of executors, inside, and outside."""
+
+
 def printed_in_a_fresh_process(script, **variables):
     """Return the numbers that a script prints where nothing else set the allocator."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
@@ -68,6 +89,13 @@ def printed_in_a_fresh_process(script, **variables):
 def test_the_caller_keeps_freed_memory_while_an_executor_is_open():
     _, outer, inner, alone, _ = printed_in_a_fresh_process(PAGES)
     assert max(outer, inner, alone) < SOME
+
+
+def test_the_memory_of_results_is_kept_while_an_executor_is_open():
+    if allocator._memory() < 8 * 601 * 2**20:
+        pytest.skip("this machine has too little memory to keep 600 MiB of it")
+    outside, inside, again = printed_in_a_fresh_process(RESULTS)
+    assert min(outside, again) >= 300 > inside
 
 
 def test_settings_of_the_environment_stand():
