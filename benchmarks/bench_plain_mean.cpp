@@ -4,10 +4,14 @@
 //     g++ -O3 -march=native -std=c++20 -Icsrc/include -o plain benchmarks/bench_plain_mean.cpp
 //     ./plain
 //
-// Both take turns; the figure is the median of the ratios of neighbours, with the middle half.
+// Both take turns; the figure is the median of the ratios of neighbours, with the middle half. A
+// third side only reads the updates: no mean can be faster than the machine's memory.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <vector>
@@ -40,6 +44,30 @@ void plain_mean(const std::vector<const void*>& rows, const std::vector<double>&
     });
 }
 
+// Reads every value of every row once, and nothing else; what it returns depends on all of them.
+std::uint32_t read_all(const std::vector<const void*>& rows, std::size_t size) {
+    std::atomic<std::uint32_t> all = 0;
+    const std::size_t bytes = rows.size() * size * sizeof(float);
+    fedbench::parallel_for(size, kTile, bytes, [&](std::size_t begin, std::size_t end) {
+        std::uint32_t bits = 0;
+        for (const void* row : rows) {
+            const auto* words = static_cast<const std::byte*>(row);
+            for (std::size_t i = begin; i < end; ++i) {
+                std::uint32_t word = 0;
+                std::memcpy(&word, words + i * sizeof word, sizeof word);
+                bits |= word;
+            }
+        }
+        all |= bits;
+    });
+    return all;
+}
+
+double median(std::vector<double>& values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
 template <class Work>
 double seconds(const Work& work) {
     const auto begin = std::chrono::steady_clock::now();
@@ -66,18 +94,25 @@ void compare(std::size_t size, std::size_t clients, int threads) {
                                            exact.data(), fedbench::DType::float32};
     std::vector<double> ratios;
     std::vector<double> exact_seconds;
+    std::vector<double> reading_seconds;
+    std::uint32_t bits = 0;
     for (int repeat = -1; repeat < kRepeats; ++repeat) {  // the first warms up
         const double ours = seconds([&] { fedbench::mean(plan, {&segment, 1}); });
         const double theirs = seconds([&] { plain_mean(rows, weights, size, plain.data()); });
+        const double reading = seconds([&] { bits |= read_all(rows, size); });
         if (repeat < 0) continue;
         ratios.push_back(ours / theirs);
         exact_seconds.push_back(ours);
+        reading_seconds.push_back(reading);
     }
-    std::sort(ratios.begin(), ratios.end());
-    std::sort(exact_seconds.begin(), exact_seconds.end());
+    const double middle = median(ratios);
     std::printf("%9zu x %2zu, %d thread(s): %8.3f ms, %.2f of the plain kernel (%.2f to %.2f)\n",
-                size, clients, threads, 1e3 * exact_seconds[kRepeats / 2], ratios[kRepeats / 2],
-                ratios[kRepeats / 4], ratios[3 * kRepeats / 4]);
+                size, clients, threads, 1e3 * median(exact_seconds), middle, ratios[kRepeats / 4],
+                ratios[3 * kRepeats / 4]);
+    std::printf(
+        "%36s %8.3f ms, %.1f GB/s%s\n", "reading the updates alone:", 1e3 * median(reading_seconds),
+        1e-9 * static_cast<double>(clients * size * sizeof(float)) / median(reading_seconds),
+        bits == 0 ? " (all zero)" : "");
 }
 
 }  // namespace
