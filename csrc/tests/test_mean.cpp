@@ -356,6 +356,41 @@ TEST(a_nan_among_ordinary_values_is_found) {
     }
 }
 
+TEST(a_nan_changes_no_other_coordinate) {
+    std::mt19937 random(13);
+    std::normal_distribution<float> normal;
+    const std::vector<double> weights = {0.37, 0.91, 0.22, 0.55};
+    const auto plan = plan_weights(weights, std::nullopt);
+    std::vector<std::vector<float>> rows(4, std::vector<float>(300, 1e-20F));
+    std::vector<const void*> addresses;
+    for (const auto& row : rows) addresses.push_back(row.data());
+    std::vector<float> out(300);
+    const MeanSegment segment = {addresses.data(), out.size(), DType::float32, out.data(),
+                                 DType::float32};
+    for (int trial = 0; trial < 200; ++trial) {
+        // Large values that cancel: a filter that does not know of them proves a wrong rounding.
+        double sum = 0.0;
+        for (std::size_t k = 0; k < 3; ++k) {
+            rows[k][0] = 1e6F * normal(random);
+            sum += weights[k] * double{rows[k][0]};
+        }
+        rows[3][0] = static_cast<float>(-sum / weights[3]);
+        CHECK(fedbench::detail::exact_mean_at(plan, segment, 0));
+        const float expected = out[0];
+        for (const std::uint32_t nan : {0x7fc00000U, 0x7f800001U, 0xff800001U}) {
+            for (const std::size_t at : {std::size_t{32}, std::size_t{256}, std::size_t{299}}) {
+                const float kept = std::exchange(rows[0][at], std::bit_cast<float>(nan));
+                for (const IsaLevel level : available_isas()) {
+                    CHECK(!mean(plan, {&segment, 1}, level));
+                    CHECK_EQUAL(out[0], expected);
+                    CHECK(std::isnan(out[at]) && out[1] == 1e-20F);
+                }
+                rows[0][at] = kept;
+            }
+        }
+    }
+}
+
 TEST(sums_of_weights_are_exact_around_the_integers_of_a_double) {
     const auto is = [](const exact::Positive& sum, std::uint64_t odd, int exponent) {
         return sum.limbs == std::vector{odd} && sum.exponent == exponent;

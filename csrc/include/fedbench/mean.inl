@@ -135,13 +135,12 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
         weights[r] = Doubles{} + visit.weights[r];
     }
     S sums;
-    const std::size_t size = visit.size;
-    const std::size_t whole = size / kStep * kStep;
+    const std::size_t whole = visit.size / kStep * kStep;
     for (std::size_t q = 0; q < S::words; ++q) {
         sums.largest[q] = typename S::Words{};
         sums.smallest[q] = ~typename S::Unsigned{};
     }
-    for (std::size_t i = 0; i < size; i += kStep) {
+    for (std::size_t i = 0; i < visit.size; i += kStep) {
 #pragma GCC unroll 8
         for (std::size_t p = 0; p < S::parts; ++p) {
             sums.sum[p] = visit.first ? Doubles{} : load<Doubles>(tile.sum + i + p * S::lanes);
@@ -158,7 +157,7 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
             std::byte padded[kRows][kStep * item] = {};
             const std::byte* copies[kRows];
             for (int r = 0; r < kRows; ++r) {
-                std::memcpy(padded[r], from[r] + i * item, (size - i) * item);
+                std::memcpy(padded[r], from[r] + i * item, (visit.size - i) * item);
                 copies[r] = padded[r];
             }
             fold_step<Type, kRows, kTrack>(copies, 0, weights, sums);
@@ -202,13 +201,8 @@ inline void fold_clients(const MeanSegment& segment, const double* weights, std:
 template <class Type>
 inline void fold_type(const WeightPlan& plan, const MeanSegment& segment, std::size_t offset,
                       std::size_t size, bool track, NarrowTile& tile) {
-    const double* weights = plan.scaled.data();
-    const std::size_t clients = plan.scaled.size();
-    if (track) {
-        fold_clients<Type, true>(segment, weights, clients, offset, size, tile);
-    } else {
-        fold_clients<Type, false>(segment, weights, clients, offset, size, tile);
-    }
+    const auto fold = track ? fold_clients<Type, true> : fold_clients<Type, false>;
+    fold(segment, plan.scaled.data(), plan.scaled.size(), offset, size, tile);
 }
 
 // `halves`: float32 is summed in halves of registers where the level has them, to the same bits.
@@ -370,10 +364,9 @@ inline void range_of(const void* const* rows, std::size_t clients, std::size_t a
     for (std::size_t k = 0; k < clients; ++k) {
         std::byte padded[kLanes * item] = {};
         std::memcpy(padded, static_cast<const std::byte*>(rows[k]) + at * item, count * item);
-        u32h bits = bits_as<u32h>(Type::load_floats(padded)) & 0x7fffffffU;
+        const u32h bits = bits_as<u32h>(Type::load_floats(padded)) & 0x7fffffffU;
         largest = largest > bits ? largest : bits;
-        bits -= 1U;
-        smallest = smallest < bits ? smallest : bits;
+        smallest = smallest < bits - 1U ? smallest : bits - 1U;
     }
 }
 
@@ -437,7 +430,7 @@ struct NextTile {
 template <class Out>
 inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment,
                           std::size_t clients, std::size_t offset, std::byte* out, std::size_t size,
-                          bool stream, const NarrowTile& tile, bool tracked, Unproved& unproved) {
+                          bool stream, NarrowTile& tile, bool tracked, Unproved& unproved) {
     const bool finite = tile.largest < 0x7f800000U;
     const int spread = static_cast<int>(tile.largest >> 23) - static_cast<int>(tile.smallest >> 23);
     const bool exact = tracked && finite && spread <= bounds.spread_limit;
@@ -462,6 +455,13 @@ inline void finish_narrow(const NarrowBounds& bounds, const MeanSegment& segment
         round_ends<Out>(bounds, sum, delta, bits, high);
         const i64v proved = widen_mask(bits_as<i32h>(bits == high)) & (sum == sum);
         if (!bounded || mask_bits(proved) != kAllLanes) {
+            if (bounded && mask_bits(sum == sum) != kAllLanes) {
+                // A signalling NaN may have replaced the largest: begin anew without that.
+                tile.largest = 0x7f800000U;
+                unproved.count = 0;
+                return finish_narrow<Out>(bounds, segment, clients, offset, out, size, stream, tile,
+                                          tracked, unproved);
+            }
             if (exact) {
                 bits = exact_quotients<Out>(bounds, sum);
             } else {
