@@ -55,7 +55,6 @@ print(outside, *both, *one, new_pages(0))
 
 RESULTS = """
 import resource
-import numpy as np
 from fedbench._native import core
 from fedbench.executors import make_executor
 
