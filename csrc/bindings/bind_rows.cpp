@@ -78,12 +78,6 @@ bool is_contiguous(const dlpack::Tensor& tensor) {
     return true;
 }
 
-py::object call(const py::object& method, py::handle tensor) {
-    PyObject* result = PyObject_CallOneArg(method.ptr(), tensor.ptr());
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
-}
-
 std::int64_t count_of(const std::vector<std::int64_t>& shape) {
     std::int64_t count = 1;
     for (const std::int64_t extent : shape) count *= extent;
@@ -104,19 +98,32 @@ bool agrees(PlainRows& rows, DType dtype, const std::int64_t* extents, std::size
 
 }  // namespace
 
+Method::Method(py::handle type, const char* name) : method_(type.attr(name)) {
+    if (Py_TYPE(method_.ptr()) != &PyMethodDescr_Type) return;
+    const PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(method_.ptr())->d_method;
+    if (definition->ml_flags == METH_NOARGS) function_ = definition->ml_meth;
+}
+
+py::object Method::of(py::handle object) const {
+    PyObject* result = function_ != nullptr ? function_(object.ptr(), nullptr)
+                                            : PyObject_CallOneArg(method_.ptr(), object.ptr());
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+}
+
 void TorchMethods::look_up(py::handle type) {
     if (type.is(type_)) return;
-    is_neg_ = type.attr("is_neg");
-    untyped_storage_ = type.attr("untyped_storage");
-    storage_offset_ = type.attr("storage_offset");
+    is_neg_ = Method(type, "is_neg");
+    untyped_storage_ = Method(type, "untyped_storage");
+    storage_offset_ = Method(type, "storage_offset");
     type_ = py::reinterpret_borrow<py::object>(type);
 }
 
 bool TorchMethods::elements_are_plain(py::handle tensor, std::int64_t bytes,
                                       std::int64_t item) const {
-    if (call(is_neg_, tensor).ptr() != Py_False) return false;
-    const Py_ssize_t stored = PyObject_Size(call(untyped_storage_, tensor).ptr());  // in bytes
-    const long long offset = PyLong_AsLongLong(call(storage_offset_, tensor).ptr());
+    if (is_neg_.of(tensor).ptr() != Py_False) return false;
+    const Py_ssize_t stored = PyObject_Size(untyped_storage_.of(tensor).ptr());  // in bytes
+    const long long offset = PyLong_AsLongLong(storage_offset_.of(tensor).ptr());
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     return stored - offset * item >= bytes;
 }

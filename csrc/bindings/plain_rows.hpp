@@ -28,6 +28,20 @@ struct PlainRows {
 // numpy arrays (not of a subclass) of one native floating dtype and shape, C-contiguous, aligned.
 std::optional<PlainRows> inspect_numpy(const pybind11::list& rows);
 
+// A method of a type that takes no arguments. Where the type keeps it as a C function, that is called
+// directly: for many small tensors, the interpreter's way to it is a good part of their inspection.
+class Method {
+  public:
+    Method() = default;
+    Method(pybind11::handle type, const char* name);
+
+    pybind11::object of(pybind11::handle object) const;
+
+  private:
+    pybind11::object method_;
+    PyCFunction function_ = nullptr;
+};
+
 // What DLPack does not tell of a tensor: a storage that was made smaller, and values that are to be
 // negated. The methods of a type are looked up once for all of its tensors.
 class TorchMethods {
@@ -39,9 +53,9 @@ class TorchMethods {
 
   private:
     pybind11::object type_;
-    pybind11::object is_neg_;
-    pybind11::object untyped_storage_;
-    pybind11::object storage_offset_;
+    Method is_neg_;
+    Method untyped_storage_;
+    Method storage_offset_;
 };
 
 // Tensors of one type, on the CPU, of one floating dtype and shape, contiguous. `exchange_api` is

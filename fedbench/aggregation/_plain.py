@@ -31,7 +31,6 @@ class Library(NamedTuple):
 
 
 _NUMPY = Library("numpy", None)
-_torch_library = functools.lru_cache(maxsize=1)(functools.partial(Library, "torch"))
 
 
 def library_of(arrays: Iterable[Any]) -> Library | None:
@@ -39,11 +38,19 @@ def library_of(arrays: Iterable[Any]) -> Library | None:
     kinds = set(map(type, arrays))
     if kinds == {np.ndarray}:
         return _NUMPY
-    torch = sys.modules.get("torch")
-    if torch is None or not kinds or not kinds <= {torch.Tensor, torch.nn.Parameter}:
+    if "torch" not in sys.modules or not kinds:
         return None
+    plain, library = _torch()
+    return library if kinds <= plain else None
+
+
+@functools.cache
+def _torch() -> tuple[frozenset[type], Library | None]:
+    """Return torch's plain types of arrays, and the library if it is readable."""
+    torch = sys.modules["torch"]
     api = exchange_api()
-    return None if api is None else _torch_library(api)
+    library = None if api is None else Library("torch", api)
+    return frozenset((torch.Tensor, torch.nn.Parameter)), library
 
 
 def mean_of_plain(updates: list[Any], weights: Any, out: Any, nonfinite: str) -> Any:

@@ -168,8 +168,8 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
     join_range<Type, kTrack>(sums, visit.first, tile);
 }
 
-// Rows per visit at most; they are shared out evenly: 10 clients are 5 and 5.
-inline constexpr std::size_t kGroup = 8;
+// Rows per visit at most; they are shared out evenly: 32 clients are 8, 8, 8 and 8.
+inline constexpr std::size_t kGroup = 10;
 
 // How many of the rows that are left the next visit takes.
 inline std::size_t rows_of_visit(std::size_t left) {
