@@ -9,9 +9,9 @@ namespace fedbench::FEDBENCH_ISA {
 inline constexpr std::size_t kStep = 4 * kLanes;
 static_assert(kMeanTile % kStep == 0);
 
-// How far ahead of their use rows are fetched, in bytes. It is near: as many rows as are visited at
-// once fit into the first-level cache so.
-inline constexpr std::size_t kAhead = 512;
+// How far ahead of their use as many rows are fetched, in bytes: so far that it is still in the
+// first-level cache then. More than 8 are mostly all rows: what follows their tile is used next.
+constexpr std::size_t bytes_ahead(std::size_t rows) { return rows > 8 ? 1024 : 512; }
 
 struct NarrowTile {
     alignas(64) double sum[kMeanTile];
@@ -148,7 +148,7 @@ inline void fold_rows(const Visit& visit, NarrowTile& tile) {
         if (i < whole) {
             for (std::size_t at = 0; at < kStep * item; at += 64) {
                 for (int r = 0; r < kRows; ++r) {
-                    __builtin_prefetch(from[r] + i * item + at + kAhead);
+                    __builtin_prefetch(from[r] + i * item + at + bytes_ahead(kRows));
                 }
             }
             fold_step<Type, kRows, kTrack>(from, i * item, weights, sums);
@@ -413,7 +413,7 @@ struct NextTile {
     NextTile(const MeanSegment& segment, std::size_t clients, std::size_t begin, bool from_memory)
         : rows(segment.rows),
           group(rows_of_visit(clients)),
-          at(begin * item_size(segment.dtype) + kAhead),
+          at(begin * item_size(segment.dtype) + bytes_ahead(group)),
           end(from_memory ? segment.size * item_size(segment.dtype) : 0) {}
 
     void fetch_line() {
