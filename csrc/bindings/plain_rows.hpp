@@ -28,8 +28,8 @@ struct PlainRows {
 // numpy arrays (not of a subclass) of one native floating dtype and shape, C-contiguous, aligned.
 std::optional<PlainRows> inspect_numpy(const pybind11::list& rows);
 
-// A method of a type that takes no arguments. Where the type keeps it as a C function, that is called
-// directly: for many small tensors, the interpreter's way to it is a good part of their inspection.
+// A method of a type that takes no arguments. Where the type keeps it as a C function, that is
+// called directly: for small tensors, the interpreter's way to it is a good part of the inspection.
 class Method {
   public:
     Method() = default;

@@ -64,6 +64,15 @@ TEST(hard_coefficients) {
     check(3000, 2, {0x1p-140, 0x1p-147}, 8.0, 0, random);
 }
 
+TEST(results_that_are_written_past_the_caches) {
+    std::mt19937_64 random(4);
+    for (const std::size_t extra : {0UL, 36UL, 1UL}) {  // the last starts at no cache line
+        for (const int kind : {0, 2}) {
+            check(kStreamBytes / sizeof(float) + extra, 2, {1.5, 0.3}, 7.0, kind, random);
+        }
+    }
+}
+
 TEST(threads) {
     std::mt19937_64 random(3);
     check(700'003, 4, {1.5, 0.1, 0.3, 2.2}, 7.0, 1, random);

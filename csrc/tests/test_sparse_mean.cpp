@@ -96,6 +96,15 @@ TEST(the_bits_of_the_dense_mean) {
     }
 }
 
+TEST(many_pairs_in_no_order) {
+    std::mt19937_64 random(8);
+    for (int kind = 0; kind < 3; ++kind) {
+        check<float, std::int32_t>(100'000, 2, true, kind, {3, 5}, random);
+        check<float, std::int64_t>(100'000, 2, true, kind, {0.3, 5}, random);
+        check<double, std::int64_t>(100'000, 2, true, kind, {3, 5}, random);
+    }
+}
+
 TEST(tiles_with_more_pairs_than_coordinates) {
     std::mt19937_64 random(5);
     for (const unsigned one_in : {1U, 2U}) {

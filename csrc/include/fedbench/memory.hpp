@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -111,5 +112,26 @@ class BufferPool {
     std::size_t kept_bytes_ = 0;
     std::size_t max_kept_ = 0;
 };
+
+// Memory for the time of a call, with unspecified content; from the pool where the system's
+// allocator would map it anew, page by page.
+struct ScratchDeleter {
+    std::size_t pooled_bytes = 0;
+
+    void operator()(std::byte* scratch) const noexcept {
+        if (pooled_bytes == 0) return std::default_delete<std::byte[]>{}(scratch);
+        BufferPool::instance().release(scratch, pooled_bytes);
+    }
+};
+
+typedef std::unique_ptr<std::byte[], ScratchDeleter> Scratch;
+
+inline Scratch make_scratch(std::size_t bytes) {
+    constexpr std::size_t mapped = std::size_t{128} << 10;
+    if (bytes < mapped) {
+        return Scratch(std::make_unique_for_overwrite<std::byte[]>(bytes).release());
+    }
+    return {static_cast<std::byte*>(BufferPool::instance().allocate(bytes)), {bytes}};
+}
 
 }  // namespace fedbench

@@ -38,8 +38,10 @@ inline void quantized_mean(const WeightPlan& plan, const void* const* rows, std:
         1.0 / plan.scaled_divisor};
     const auto range = FEDBENCH_DISPATCH(level, quantized_range);
     const std::size_t traffic = size * (plan.clients.size() + 4);
+    const bool stream =
+        reinterpret_cast<std::size_t>(out) % 64 == 0 && size * sizeof(float) >= kStreamBytes;
     parallel_for(size, kMeanGrain, traffic, [&](std::size_t begin, std::size_t end) {
-        range(plan, segment, bounds, begin, end);
+        range(plan, segment, bounds, begin, end, stream);
     });
 }
 

@@ -35,37 +35,33 @@ FEDBENCH_INLINE unsigned quantized_step(const WeightPlan& plan, const void* cons
         d = multiply_add(coefficient, bytes_to_doubles(from + 3 * kLanes), d);
     }
     const f64v sums[4] = {a, b, c, d};
-    std::uint8_t nonzero[kByteStep];
-    store(nonzero, any);
-    const f64v delta = splat(bounds.delta);
     const f64v reciprocal = splat(bounds.reciprocal);
+    const f64v delta = splat(bounds.delta * bounds.reciprocal);
     unsigned undecided = 0;
+#pragma GCC unroll 4
     for (std::size_t part = 0; part < 4; ++part) {
-        const f32h low = __builtin_convertvector((sums[part] - delta) * reciprocal, f32h);
-        const f32h high = __builtin_convertvector((sums[part] + delta) * reciprocal, f32h);
+        const f32h low = narrow(multiply_add(sums[part], reciprocal, -delta));
+        const f32h high = narrow(multiply_add(sums[part], reciprocal, delta));
         store(out + part * kLanes, low);
         const i32h differ = bits_as<u32h>(low) != bits_as<u32h>(high);
-        std::uint64_t words[sizeof differ / 8];
-        std::memcpy(words, &differ, sizeof differ);
-        std::uint64_t some = 0;
-        for (const std::uint64_t word : words) some |= word;
-        if (some == 0) continue;
-        std::int32_t lanes[kLanes];
-        std::memcpy(lanes, &differ, sizeof lanes);
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-            const std::size_t i = part * kLanes + lane;
-            if (lanes[lane] == 0) continue;
-            if (nonzero[i] == 0)
-                out[i] = 0.0F;
-            else
-                undecided |= 1U << i;
-        }
+        undecided |= mask_bits(widen_mask(differ)) << part * kLanes;
+    }
+    if (undecided == 0) return 0;
+    std::uint8_t nonzero[kByteStep];
+    store(nonzero, any);
+    for (unsigned rest = undecided; rest != 0; rest &= rest - 1) {
+        const auto i = static_cast<std::size_t>(std::countr_zero(rest));
+        if (nonzero[i] != 0) continue;
+        out[i] = 0.0F;
+        undecided &= ~(1U << i);
     }
     return undecided;
 }
 
+// `stream`: past the caches; the results start at a cache line then.
 inline void quantized_range(const WeightPlan& plan, const MeanSegment& segment,
-                            const QuantizedBounds& bounds, std::size_t begin, std::size_t end) {
+                            const QuantizedBounds& bounds, std::size_t begin, std::size_t end,
+                            [[maybe_unused]] bool stream) {
     constexpr std::size_t ahead = 512;
     std::vector<std::byte> padded(plan.scaled.size() * kByteStep);
     std::vector<const void*> copies;
@@ -90,8 +86,17 @@ inline void quantized_range(const WeightPlan& plan, const MeanSegment& segment,
             }
             undecided = quantized_step(plan, copies.data(), 0, bounds, result);
         }
-        std::memcpy(static_cast<std::byte*>(segment.out) + i * sizeof(float), result,
-                    count * sizeof(float));
+        std::byte* out = static_cast<std::byte*>(segment.out) + i * sizeof(float);
+        std::size_t streamed = 0;
+#if FEDBENCH_ISA_LEVEL > 0
+        if (stream && count == kByteStep) {
+            for (; streamed < kByteStep; streamed += kLanes) {
+                stream_store(out + streamed * sizeof(float), load<u32h>(result + streamed));
+            }
+        }
+#endif
+        std::memcpy(out + streamed * sizeof(float), result + streamed,
+                    (count - streamed) * sizeof(float));
         if (plan.exact_only) undecided = ~0U;
         for (std::size_t lane = 0; undecided != 0 && lane < count; ++lane) {
             if ((undecided >> lane & 1U) != 0) {
@@ -99,6 +104,9 @@ inline void quantized_range(const WeightPlan& plan, const MeanSegment& segment,
             }
         }
     }
+#if FEDBENCH_ISA_LEVEL > 0
+    _mm_sfence();  // streamed results are visible to whoever reads them next
+#endif
 }
 
 }  // namespace fedbench::FEDBENCH_ISA

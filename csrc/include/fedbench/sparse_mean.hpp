@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <span>
 #include <type_traits>
@@ -47,10 +48,12 @@ struct SparseRow {
     bool wide_indices;  // int64 instead of int32
     const void* values;
     std::size_t count;
+    std::size_t index_step = 1;  // places from one index to the next
+    std::size_t value_step = 1;
 
     [[nodiscard]] std::int64_t index(std::size_t i) const noexcept {
-        return wide_indices ? load_unaligned<std::int64_t>(indices, i)
-                            : load_unaligned<std::int32_t>(indices, i);
+        return wide_indices ? load_unaligned<std::int64_t>(indices, i * index_step)
+                            : load_unaligned<std::int32_t>(indices, i * index_step);
     }
 };
 
@@ -64,8 +67,7 @@ struct TiledRow {
     double weight;
     exact::Dyadic exact_weight;
     std::vector<std::size_t> starts;
-    std::vector<std::int64_t> sorted_indices;
-    std::vector<std::byte> sorted_values;
+    Scratch sorted;  // the pairs of the row, if they came in another order
 };
 
 // Finds where each tile starts if the pairs are grouped by tile. Returns the position of the first
@@ -103,6 +105,43 @@ std::size_t count_pairs(const SparseRow& row, std::size_t size, std::vector<std:
     return row.count;
 }
 
+// Copies the pairs in the order of their tiles. So many tiles are written to in turns that none is
+// in the first-level cache: index and value are stored at once, and places are fetched ahead.
+// `Value` stands for any of its size.
+template <class Index, class Sorted, class Value>
+void sort_pairs(TiledRow& tiled) {
+    struct Pair {
+        Sorted index;
+        Value value;
+    };
+    const SparseRow row = tiled.row;
+    tiled.sorted = make_scratch(row.count * sizeof(Pair));
+    std::byte* const pairs = tiled.sorted.get();
+    std::vector<std::size_t> next(tiled.starts.begin(), tiled.starts.end() - 1);
+    const auto tile_of = [&](std::size_t i) {
+        return static_cast<std::size_t>(load_unaligned<Index>(row.indices, i)) / kSparseTile;
+    };
+    constexpr std::size_t ahead = 32;
+    for (std::size_t i = 0; i < row.count; ++i) {
+        if (i + ahead < row.count) {
+            __builtin_prefetch(pairs + next[tile_of(i + ahead)] * sizeof(Pair), 1);
+        }
+        const auto index = load_unaligned<Index>(row.indices, i);
+        const Pair pair = {static_cast<Sorted>(index), load_unaligned<Value>(row.values, i)};
+        const std::size_t at = next[tile_of(i)]++;
+        std::memcpy(pairs + at * sizeof pair, &pair, sizeof pair);
+    }
+    tiled.row = {pairs,     sizeof(Sorted) == 8,           pairs + offsetof(Pair, value),
+                 row.count, sizeof(Pair) / sizeof(Sorted), sizeof(Pair) / sizeof(Value)};
+}
+
+template <class Index, class Sorted>
+void sort_pairs_of(TiledRow& tiled, std::size_t item) {
+    if (item == 2) return sort_pairs<Index, Sorted, std::uint16_t>(tiled);
+    if (item == 4) return sort_pairs<Index, Sorted, std::uint32_t>(tiled);
+    sort_pairs<Index, Sorted, std::uint64_t>(tiled);
+}
+
 // Fills `starts`, and copies the pairs in the order of their tiles where they are not in it.
 // Returns the position of the first index outside [0, size), or the number of pairs.
 template <class Index>
@@ -112,17 +151,11 @@ std::size_t group_by_tile(TiledRow& tiled, std::size_t size, std::size_t item) {
     if (scan_pairs<Index>(row, size, tiled.starts) == row.count) return row.count;
     const std::size_t good = count_pairs<Index>(row, size, tiled.starts);
     if (good < row.count) return good;
-    tiled.sorted_indices.resize(row.count);
-    tiled.sorted_values.resize(row.count * item);
-    std::vector<std::size_t> next(tiled.starts.begin(), tiled.starts.end() - 1);
-    const auto* values = static_cast<const std::byte*>(row.values);
-    for (std::size_t i = 0; i < row.count; ++i) {
-        const auto index = load_unaligned<Index>(row.indices, i);
-        const std::size_t at = next[static_cast<std::size_t>(index) / kSparseTile]++;
-        tiled.sorted_indices[at] = index;
-        std::memcpy(tiled.sorted_values.data() + at * item, values + i * item, item);
+    if (size <= std::size_t{std::numeric_limits<std::int32_t>::max()}) {
+        sort_pairs_of<Index, std::int32_t>(tiled, item);
+    } else {
+        sort_pairs_of<Index, std::int64_t>(tiled, item);
     }
-    tiled.row = {tiled.sorted_indices.data(), true, tiled.sorted_values.data(), row.count};
     return good;
 }
 
@@ -140,13 +173,14 @@ void scatter(const TiledRow& tiled, std::size_t tile_index, DType dtype, bool ex
     const std::size_t base = tile_index * kSparseTile;
     const double weight = tiled.weight;
     for (std::size_t i = tiled.starts[tile_index]; i < tiled.starts[tile_index + 1]; ++i) {
-        const auto at =
-            static_cast<std::size_t>(load_unaligned<Index>(tiled.row.indices, i)) - base;
+        const auto index = load_unaligned<Index>(tiled.row.indices, i * tiled.row.index_step);
+        const auto at = static_cast<std::size_t>(index) - base;
+        const std::size_t place = i * tiled.row.value_step;
         double value;
         if constexpr (std::is_void_v<Value>)
-            value = load_element(dtype, tiled.row.values, i);
+            value = load_element(dtype, tiled.row.values, place);
         else
-            value = static_cast<double>(load_unaligned<Value>(tiled.row.values, i));
+            value = static_cast<double>(load_unaligned<Value>(tiled.row.values, place));
         const double product = weight * value;
         double error = 0;
         if (!exact_products)
@@ -217,7 +251,7 @@ inline std::uint64_t exact_sparse_mean(const std::vector<TiledRow>& rows, std::s
     for (const TiledRow& tiled : rows) {
         for (std::size_t i = tiled.starts[tile]; i < tiled.starts[tile + 1]; ++i) {
             if (tiled.row.index(i) != index) continue;
-            const double value = load_element(dtype, tiled.row.values, i);
+            const double value = load_element(dtype, tiled.row.values, i * tiled.row.value_step);
             if (value - value != 0) {
                 special += value;
                 continue;
@@ -250,13 +284,14 @@ std::uint64_t add_pairs(const TiledRow& tiled, std::size_t tile_index, SparseTil
                         std::size_t& count) noexcept {
     const std::size_t base = tile_index * kSparseTile;
     const double weight = tiled.weight;
+    const SparseRow row = tiled.row;
     const std::size_t end = tiled.starts[tile_index + 1];
     std::uint64_t errors = 0;
     for (std::size_t i = tiled.starts[tile_index]; i < end; ++i) {
-        const auto at =
-            static_cast<std::size_t>(load_unaligned<Index>(tiled.row.indices, i)) - base;
-        const double product =
-            weight * static_cast<double>(load_unaligned<float>(tiled.row.values, i));
+        const auto index = load_unaligned<Index>(row.indices, i * row.index_step);
+        const auto at = static_cast<std::size_t>(index) - base;
+        const float value = load_unaligned<float>(row.values, i * row.value_step);
+        const double product = weight * static_cast<double>(value);
         const double old = tile.sum[at];
         const double sum = old + product;
         const double z = sum - old;
@@ -267,14 +302,17 @@ std::uint64_t add_pairs(const TiledRow& tiled, std::size_t tile_index, SparseTil
     return errors << 1;  // an error of -0 is none
 }
 
-// Fetches the pairs of a tile ahead: each client's are too few for the hardware to follow.
+// Fetches the float32 pairs of a tile ahead: each client's are too few for the hardware to follow.
 inline void prefetch_pairs(const TiledRow& tiled, std::size_t tile_index) noexcept {
     const std::size_t begin = tiled.starts[tile_index];
     const std::size_t end = tiled.starts[tile_index + 1];
-    const std::size_t item = tiled.row.wide_indices ? 8 : 4;
+    const std::size_t index_bytes = (tiled.row.wide_indices ? 8 : 4) * tiled.row.index_step;
     const auto* indices = static_cast<const std::byte*>(tiled.row.indices);
     const auto* values = static_cast<const std::byte*>(tiled.row.values);
-    for (std::size_t at = begin * item; at < end * item; at += 64) __builtin_prefetch(indices + at);
+    for (std::size_t at = begin * index_bytes; at < end * index_bytes; at += 64) {
+        __builtin_prefetch(indices + at);
+    }
+    if (tiled.row.value_step > 1) return;  // they lie beside the indices
     for (std::size_t at = begin * 4; at < end * 4; at += 64) __builtin_prefetch(values + at);
 }
 
