@@ -89,18 +89,18 @@ inline BlockRange scan_block(DType dtype, const void* row, std::size_t offset, s
 
 // ---- deposit ----
 
-// Adds one exact product to kBins bins held in registers. kBins 0: any number, in memory.
+// Adds one exact product to kBins bins held in registers, modulo 2^64.
 template <int kBins>
-FEDBENCH_INLINE void add_product(f64v p, const f64v* magic, i64v* bins) {
+FEDBENCH_INLINE void add_product(f64v p, const f64v* magic, u64v* bins) {
     for (int f = kBins - 1; f >= 0; --f) {
         const f64v t = p + magic[f];
-        bins[f] += bits_as<i64v>(t);
+        bins[f] += bits_as<u64v>(t);
         if (f > 0) p -= t - magic[f];
     }
 }
 
 template <class Type, int kBins>
-FEDBENCH_INLINE void add_value(const std::byte* from, f64v weight, const f64v* magic, i64v* bins) {
+FEDBENCH_INLINE void add_value(const std::byte* from, f64v weight, const f64v* magic, u64v* bins) {
     const f64v x = load_doubles<Type>(from);
     if constexpr (Type::dtype == DType::float64) {
         // Veltkamp's halves: 26 bits each.
@@ -120,19 +120,19 @@ inline void deposit_rows(const BinBlock& block, const std::byte* const* rows, co
     constexpr std::size_t item = item_size(Type::dtype);
     constexpr int products = Type::dtype == DType::float64 ? 2 : 1;
     f64v magic[kBins];
-    i64v correction[kBins];
+    u64v correction[kBins];
     for (int f = 0; f < kBins; ++f) {
         magic[f] = splat(std::ldexp(1.5, 52 + bin_exponent(block.lowest + f)));
-        correction[f] = bits_as<i64v>(bits_as<u64v>(magic[f]) *
-                                      (u64v{} + static_cast<std::uint64_t>(kRows * products)));
+        correction[f] =
+            bits_as<u64v>(magic[f]) * (u64v{} + static_cast<std::uint64_t>(kRows * products));
     }
     f64v weights[kRows];
     for (int r = 0; r < kRows; ++r) weights[r] = splat(weight[r]);
     for (std::size_t i = 0; i < size; i += kLanes) {
-        i64v bins[kBins];
+        u64v bins[kBins];
         std::int64_t* at = block.bins + i;
         for (int f = 0; f < kBins; ++f) {
-            bins[f] = load<i64v>(at + static_cast<std::size_t>(f) * block.stride) - correction[f];
+            bins[f] = load<u64v>(at + static_cast<std::size_t>(f) * block.stride) - correction[f];
         }
         if (size - i >= kLanes) {
             for (int r = 0; r < kRows; ++r) {
