@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from fedbench.aggregation._arrays import describe, require_named
 from fedbench.aggregation.layout import FlatLayout
 
-__all__ = ["Entry", "entries_of"]
+__all__ = ["Entry", "entries_of", "first_difference"]
 
 
 class Entry(NamedTuple):
@@ -38,3 +39,17 @@ def entries_of(like: Any) -> tuple[list[Entry], bool]:
         }
         return [Entry(name, *buffer[2:6]) for name, buffer in described.items()], True
     return [Entry(None, *describe(like, "like", remote=True)[2:6])], False
+
+
+def first_difference(expected: Sequence[Entry], got: Sequence[Entry]) -> str:
+    """Say where two unequal lists of entries differ first."""
+    names = [[entry.name for entry in entries] for entries in (expected, got)]
+    if names[0] != names[1]:
+        return f"entries {reprlib.repr(names[1])} instead of {reprlib.repr(names[0])}"
+    own, other = next((a, b) for a, b in zip(expected, got, strict=True) if a != b)
+    entry = "entries" if own.name is None else f"entry {own.name!r}"
+    return f"{entry} of {_summary(other)} instead of {_summary(own)}"
+
+
+def _summary(entry: Entry) -> str:
+    return f"{entry.kind} {entry.dtype} {entry.shape}"

@@ -59,12 +59,22 @@ def output_buffer(out: Any, kind: str, shape: tuple[int, ...], dtype: str, where
         if not isinstance(out, np.ndarray):
             raise TypeError(f"{where} must be a numpy array like the updates, got {name_of(out)}.")
         if not (out.flags.writeable and out.flags.c_contiguous and out.flags.aligned):
-            raise ValueError(f"{where} must be a writable, C-contiguous, aligned numpy array.")
+            got = "a read-only one" if not out.flags.writeable else "a strided one"
+            if out.flags.writeable and out.flags.c_contiguous:
+                got = "an unaligned one"
+            raise ValueError(
+                f"{where} must be a writable, C-contiguous, aligned numpy array, got {got}. Pass a "
+                "fresh one, for example from numpy.empty_like."
+            )
     else:
         if not is_tensor(out):
             raise TypeError(f"{where} must be a torch tensor like the updates, got {name_of(out)}.")
         if not out.is_contiguous() or out.is_neg():
-            raise ValueError(f"{where} must be a contiguous tensor.")
+            raise ValueError(
+                f"{where} must be a contiguous tensor without a negative bit, got strides "
+                f"{out.stride()} for shape {tuple(out.shape)}. Pass a fresh one, for example from "
+                "torch.empty."
+            )
     buffer = describe(out, where)
     if buffer.copied:
         raise ValueError(f"{where} must have native byte order, got {out.dtype}.")

@@ -274,6 +274,12 @@ def _where(name: str, positions: Sequence[int] | None, client: int) -> str:
     return f"updates[{client if positions is None else positions[client]}][{name!r}]"
 
 
+_REMEDY = {
+    "kind": " Convert one of them, for example with torch.from_numpy(...) or .numpy().",
+    "dtype": " Convert one of them, for example with .astype(...) or .to(...).",
+}
+
+
 def _require_like(buffer: Buffer, first: Buffer, where: str) -> None:
     if buffer[2:5] == first[2:5]:
         return
@@ -282,6 +288,7 @@ def _require_like(buffer: Buffer, first: Buffer, where: str) -> None:
         if got != expected:
             raise LayoutError(
                 f"{where} must have {attribute} {expected} like client 0's, got {got}."
+                + _REMEDY.get(attribute, "")
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from fedbench.aggregation._arrays import is_tensor
 
-_NO_NUMBER = (TypeError, OverflowError, ValueError, RuntimeError)  # what float() may raise
+_NO_NUMBER = (TypeError, ValueError, RuntimeError)  # what float() may raise
 
 
 def client_weights(weights: Any, clients: int) -> npt.NDArray[np.float64]:
@@ -62,7 +63,9 @@ def _as_float64(weights: Any, of: str) -> npt.NDArray[np.float64]:
             given = np.array([_as_number(value) for value in weights])
         return given.astype(np.float64)
     except _NO_NUMBER as error:
-        raise TypeError(f"weights must be real numbers, one per {of}, got {weights!r}.") from error
+        raise TypeError(
+            f"weights must be real numbers, one per {of}, got {reprlib.repr(weights)}."
+        ) from error
 
 
 def one_weight(weight: Any) -> float:
@@ -70,7 +73,7 @@ def one_weight(weight: Any) -> float:
     try:
         value = _as_number(weight)
     except _NO_NUMBER as error:
-        raise TypeError(f"weight must be a real number, got {weight!r}.") from error
+        raise TypeError(f"weight must be a real number, got {reprlib.repr(weight)}.") from error
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"weight must be finite and not negative, got {value}.")
     return value
@@ -83,7 +86,9 @@ def total(total_weight: Any) -> float | None:
     try:
         value = _as_number(total_weight)
     except _NO_NUMBER as error:
-        raise TypeError(f"total_weight must be a real number, got {total_weight!r}.") from error
+        raise TypeError(
+            f"total_weight must be a real number, got {reprlib.repr(total_weight)}."
+        ) from error
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
             f"total_weight must be finite and positive, got {value}. "
@@ -95,4 +100,7 @@ def total(total_weight: Any) -> float | None:
 def _as_number(value: Any) -> float:
     if isinstance(value, (str, bytes, complex)):
         raise TypeError(f"not a real number: {value!r}")
-    return float(value.detach() if is_tensor(value) else value)
+    try:
+        return float(value.detach() if is_tensor(value) else value)
+    except OverflowError:  # an integer or a fraction beyond the range of float64
+        return math.inf if value > 0 else -math.inf

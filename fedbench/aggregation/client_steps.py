@@ -54,7 +54,7 @@ def sgd_step(
     momentum : float, default 0
         From 0 to 1. With 0 there is no `velocity`.
     nesterov : bool, default False
-        Nesterov's momentum.
+        Nesterov's momentum; needs `momentum`.
     velocity : array, optional
         Like `parameters`, updated in place; needed with `momentum`.
     first_step : bool, default False
@@ -106,6 +106,10 @@ def sgd_step(
     proximal = coefficient("proximal", proximal, own)
     nesterov, first_step = flag("nesterov", nesterov), flag("first_step", first_step)
     _require_pair("velocity", velocity, "momentum", momentum)
+    if nesterov and not momentum:
+        raise ValueError(
+            "momentum must be greater than 0 with nesterov, got 0. Set it to 0.9, for example."
+        )
     _require_pair("anchor", anchor, "proximal", proximal)
     written = [("parameters", own)]
     if momentum:

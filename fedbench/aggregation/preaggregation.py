@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbench.aggregation import _updates
 from fedbench.aggregation._distances import PairDistances
+from fedbench.aggregation._random import require_generator
 from fedbench.aggregation._robust import (
     Rows,
     copy_of,
@@ -217,11 +218,7 @@ def bucketing(
     >>> aggregation.bucketing(stack, bucket_size=2, rng=rng)
     [array([4.], dtype=float32), array([2.5], dtype=float32), array([2.], dtype=float32)]
     """
-    if not isinstance(rng, np.random.Generator):
-        raise TypeError(
-            f"rng must be a numpy.random.Generator, got {type(rng).__name__}. "
-            "Pass numpy.random.default_rng(seed)."
-        )
+    require_generator(rng)
     collected = prepare(updates, nonfinite)
     refuse_nonfinite(collected, nonfinite)
     size = require_count(

@@ -15,6 +15,7 @@ from fedbench.aggregation import _weights
 from fedbench.aggregation._arrays import Buffer, describe
 from fedbench.aggregation._compressed import floats, result_buffer
 from fedbench.aggregation._outputs import require_disjoint
+from fedbench.aggregation._random import require_generator
 from fedbench.errors import LayoutError, NonFiniteError
 
 __all__ = ["QuantizedUpdate", "quantize", "quantized_mean"]
@@ -64,7 +65,7 @@ def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUp
     ValueError
         If the scale would exceed the range of float32.
     TypeError
-        If `update` is not an array of floats.
+        If `update` is not an array of floats, or `rng` is not a numpy Generator.
 
     Notes
     -----
@@ -82,6 +83,8 @@ def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUp
     >>> aggregation.quantize(np.float32([-127, 1.4, 63.5]))
     QuantizedUpdate(values=array([-127,    1,   64], dtype=int8), scale=1.0)
     """
+    if rng is not None:
+        require_generator(rng)
     buffer = floats(update, "update")
     wide = _as_float64(buffer)
     if not np.isfinite(wide).all():
@@ -222,12 +225,16 @@ def _quantized_buffers(updates: list[QuantizedUpdate]) -> list[Buffer]:
         buffers.append(buffer)
         if buffer[2:5] != buffers[0][2:5]:
             raise LayoutError(
-                f"updates[{k}] must be {buffers[0][2:5]} (library, dtype, shape) like client 0's, "
-                f"got {buffer[2:5]}."
+                f"updates[{k}].values must be a {_summary(buffers[0])} array like client 0's, got "
+                f"{_summary(buffer)}."
             )
     if not buffers:
         raise ValueError("updates must hold at least one client's update, got none.")
     return buffers
+
+
+def _summary(buffer: Buffer) -> str:
+    return f"{buffer.kind} {buffer.dtype} {buffer.shape}"
 
 
 def _scale(update: QuantizedUpdate, client: int) -> float:

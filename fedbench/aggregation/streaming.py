@@ -20,7 +20,7 @@ from fedbench.aggregation._arrays import (
     describe,
     is_tensor,
 )
-from fedbench.aggregation._entries import Entry, entries_of
+from fedbench.aggregation._entries import Entry, entries_of, first_difference
 from fedbench.aggregation._outputs import announce_writes, require_apart
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -393,4 +393,7 @@ class StreamingMean:
 
 def _difference(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> str:
     pairs = zip(("entries", "is_mapping", "nonfinite", "integers"), ours, theirs, strict=True)
-    return ", ".join(f"{label} {b!r} instead of {a!r}" for label, a, b in pairs if a != b)
+    label, expected, got = next((label, a, b) for label, a, b in pairs if a != b)
+    if label == "entries":
+        return first_difference(expected, got)
+    return f"{label} {got!r} instead of {expected!r}"

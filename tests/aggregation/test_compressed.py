@@ -213,12 +213,17 @@ def test_wrong_quantized_updates() -> None:
         aggregation.quantized_mean([good, QuantizedUpdate(np.int8([1]), -1.0)])
     with pytest.raises(TypeError, match="values must be int8, got float32"):
         aggregation.quantized_mean([QuantizedUpdate(np.float32([1]), 1.0)])
-    with pytest.raises(LayoutError, match=r"updates\[1\] must be"):
+    with pytest.raises(
+        LayoutError,
+        match=r"updates\[1\]\.values must be a numpy int8 \(1,\) array .* got numpy int8 \(2,\)",
+    ):
         aggregation.quantized_mean([good, QuantizedUpdate(np.int8([1, 2]), 1.0)])
     with pytest.raises(ValueError, match="at least one client"):
         aggregation.quantized_mean([])
     with pytest.raises(NonFiniteError, match="finite to be quantised"):
         aggregation.quantize(np.float32([np.inf]))
+    with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator, got int"):
+        aggregation.quantize(np.float32([1]), rng=0)
 
 
 def test_all_zero_scales_give_zero() -> None:

@@ -273,6 +273,25 @@ def test_an_entry_named_none_is_refused_with_and_without_out(zeros, form) -> Non
         aggregation.FlatLayout.from_state(state)
 
 
+def test_outputs_that_cannot_be_written_in_one_piece() -> None:
+    read_only = np.zeros(3, np.float32)
+    read_only.flags.writeable = False
+    unaligned = np.zeros(13, np.uint8)[1:].view(np.float32)
+    rows = [np.float32([1, 2, 3])] * 2
+    for out, got in (
+        (read_only, "a read-only"),
+        (np.zeros(6, np.float32)[::2], "a strided"),
+        (unaligned, "an unaligned"),
+    ):
+        with pytest.raises(ValueError, match=f"aligned numpy array, got {got} one"):
+            aggregation.mean(rows, out=out)
+        assert not out.any()
+    with pytest.raises(
+        ValueError, match=r"contiguous tensor .* got strides \(2,\) for shape \(3,\)"
+    ):
+        aggregation.mean([torch.ones(3)] * 2, out=torch.zeros(6)[::2])
+
+
 def test_numpy_scalars_are_no_outputs() -> None:
     rows = [np.float32(1), np.float32(3)]
     assert aggregation.mean(rows) == 2

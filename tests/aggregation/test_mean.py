@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -72,7 +73,10 @@ def test_no_client_is_an_error() -> None:
         (["1", "2"], TypeError, "real numbers"),
         ([1, None], TypeError, "real numbers"),
         ([1j, 1], TypeError, "real numbers"),
-        ([10**400, 1], TypeError, "real numbers"),
+        ([10**400, 1], ValueError, "got inf for client 0"),
+        ([1, -(10**400)], ValueError, "got -inf for client 1"),
+        ([Fraction(10**400, 3), 1], ValueError, "got inf for client 0"),
+        ([None, *range(10_000)], TypeError, r"got \[None, 0, 1, 2, 3, 4, \.\.\.\]"),
     ],
 )
 def test_bad_weights_are_named(weights, error, message) -> None:

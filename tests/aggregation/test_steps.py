@@ -52,7 +52,7 @@ def test_sgd_step(
         gradient,
         lr=lr,
         momentum=momentum,
-        nesterov=nesterov,
+        nesterov=nesterov and momentum > 0,
         velocity=speed if momentum else None,
         first_step=first,
         weight_decay=decay,
@@ -176,6 +176,11 @@ def test_torch_sees_the_writes() -> None:
     [
         ({"velocity": None}, ValueError, r"velocity must be given with momentum=0\.9, got None"),
         ({"momentum": 0.0}, ValueError, "momentum must not be 0 when velocity is given"),
+        (
+            {"momentum": 0.0, "velocity": None, "nesterov": True},
+            ValueError,
+            "momentum must be greater than 0 with nesterov",
+        ),
         ({"proximal": 0.1}, ValueError, "anchor must be given with proximal"),
         ({"gradient": np.ones(3, np.float32)}, ValueError, r"gradient must have shape \(4,\)"),
         ({"gradient": np.ones(4)}, TypeError, "gradient must have dtype float32"),

@@ -282,8 +282,17 @@ def test_updates_must_fit_the_layout() -> None:
 
 def test_merge_checks_its_argument() -> None:
     mean = StreamingMean(np.zeros(2, np.float32))
-    with pytest.raises(LayoutError, match="same layout and policies, got entries"):
+    with pytest.raises(
+        LayoutError, match=r"got entries of numpy float32 \(3,\) instead of numpy f"
+    ):
         mean.merge(StreamingMean(np.zeros(3, np.float32)))
+    named = StreamingMean({"a": np.zeros(2)})
+    with pytest.raises(LayoutError, match=r"got entries \['b'\] instead of \['a'\]"):
+        named.merge(StreamingMean({"b": np.zeros(2)}))
+    with pytest.raises(
+        LayoutError, match=r"got entry 'a' of numpy float32 \(2,\) instead of numpy f"
+    ):
+        named.merge(StreamingMean({"a": np.zeros(2, np.float32)}))
     with pytest.raises(LayoutError, match="nonfinite 'drop' instead of 'raise'"):
         mean.merge(StreamingMean(np.zeros(2, np.float32), nonfinite="drop"))
     with pytest.raises(TypeError, match="other must be a StreamingMean"):
