@@ -11,7 +11,7 @@ import numpy as np
 from fedbench.aggregation._arrays import describe, require_named
 from fedbench.aggregation.layout import FlatLayout
 
-__all__ = ["Entry", "entries_of", "first_difference"]
+__all__ = ["Entry", "Spec", "entries_of", "first_difference"]
 
 
 class Entry(NamedTuple):
@@ -22,6 +22,15 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     size: int
+
+
+class Spec(NamedTuple):
+    """What two streaming means must share to be merged: entries and policies."""
+
+    entries: tuple[Entry, ...]
+    is_mapping: bool
+    nonfinite: str
+    integers: str
 
 
 def entries_of(like: Any) -> tuple[list[Entry], bool]:
@@ -41,8 +50,16 @@ def entries_of(like: Any) -> tuple[list[Entry], bool]:
     return [Entry(None, *describe(like, "like", remote=True)[2:6])], False
 
 
-def first_difference(expected: Sequence[Entry], got: Sequence[Entry]) -> str:
-    """Say where two unequal lists of entries differ first."""
+def first_difference(expected: Spec, got: Spec) -> str:
+    """Say where two unequal specifications differ first."""
+    if expected.entries != got.entries:
+        return _entries_difference(expected.entries, got.entries)
+    pairs = zip(Spec._fields, expected, got, strict=True)
+    label, own, other = next((label, a, b) for label, a, b in pairs if a != b)
+    return f"{label} {other!r} instead of {own!r}"
+
+
+def _entries_difference(expected: Sequence[Entry], got: Sequence[Entry]) -> str:
     names = [[entry.name for entry in entries] for entries in (expected, got)]
     if names[0] != names[1]:
         return f"entries {reprlib.repr(names[1])} instead of {reprlib.repr(names[0])}"

@@ -89,6 +89,7 @@ def mean(
 
     Notes
     -----
+    Breakdown point: 0, a single client can move the result anywhere; see the robust rules.
     Determinism: the result is a function of the set of (weight, update) pairs alone.
     Time: one pass over the updates. Memory: the result. Threads: coordinates are split over
     ``fedbench.aggregation.get_num_threads()`` threads if that pays; the GIL is released.

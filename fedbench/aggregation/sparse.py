@@ -45,7 +45,7 @@ class SparseUpdate:
 
 
 def top_k(update: Any, k: int) -> SparseUpdate:
-    """Keep the `k` coordinates of largest magnitude.
+    """Keep the `k` coordinates of largest magnitude [1]_.
 
     Parameters
     ----------
@@ -58,8 +58,7 @@ def top_k(update: Any, k: int) -> SparseUpdate:
     -------
     SparseUpdate
         With increasing int64 indices into the flattened update; its values are detached from any
-        gradient history. Of equal magnitudes, those with the smaller index are kept, so the
-        result is a function of the update alone [1]_.
+        gradient history. Of equal magnitudes, those with the smaller index are kept.
 
     Raises
     ------
@@ -69,6 +68,12 @@ def top_k(update: Any, k: int) -> SparseUpdate:
         If `update` is not an array of floats.
     NonFiniteError
         If `update` holds NaN, whose magnitude has no place in the order.
+
+    Notes
+    -----
+    Time: proportional to the size of the update, a partial sort with numpy. Memory: two copies of
+    the magnitudes and the pairs.
+    Determinism: a function of the update.
 
     References
     ----------

@@ -20,7 +20,7 @@ from fedbench.aggregation._arrays import (
     describe,
     is_tensor,
 )
-from fedbench.aggregation._entries import Entry, entries_of, first_difference
+from fedbench.aggregation._entries import Entry, Spec, entries_of, first_difference
 from fedbench.aggregation._outputs import announce_writes, require_apart
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -63,6 +63,14 @@ class StreamingMean:
 
     Threads: an object may be used from several threads at once, each call is atomic. `add` after
     `result` is fine: the result is that of everything added so far.
+
+    Sums over a fixed grid of bins are known from reproducible summation [1]_, which keeps the
+    highest bins; here none is left out.
+
+    References
+    ----------
+    .. [1] Ahrens, Demmel and Nguyen, "Algorithms for Efficient Reproducible Floating Point
+       Summation", ACM Transactions on Mathematical Software 46 (3), 2020.
 
     Examples
     --------
@@ -288,7 +296,7 @@ class StreamingMean:
         if other._spec() != self._spec():
             raise LayoutError(
                 "other must have the same layout and policies, got "
-                f"{_difference(self._spec(), other._spec())}."
+                f"{first_difference(self._spec(), other._spec())}."
             )
         with self._lock:
             combined = {}
@@ -362,8 +370,8 @@ class StreamingMean:
             announce_writes(result.values())
         return result
 
-    def _spec(self) -> tuple[Any, ...]:
-        return tuple(self._entries), self._is_mapping, self._nonfinite, self._integers
+    def _spec(self) -> Spec:
+        return Spec(tuple(self._entries), self._is_mapping, self._nonfinite, self._integers)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         state = self.__getstate__()
@@ -389,11 +397,3 @@ class StreamingMean:
             f"StreamingMean({size} coordinates, count={self.count}, "
             f"total_weight={self.total_weight:g})"
         )
-
-
-def _difference(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> str:
-    pairs = zip(("entries", "is_mapping", "nonfinite", "integers"), ours, theirs, strict=True)
-    label, expected, got = next((label, a, b) for label, a, b in pairs if a != b)
-    if label == "entries":
-        return first_difference(expected, got)
-    return f"{label} {got!r} instead of {expected!r}"
