@@ -97,6 +97,7 @@ pytest: $(TEST_READY) ## Python tests except the slow ones (ARGS=... for pytest)
 .PHONY: test-full
 test-full: test sanitizers ## make test, the slow tests, and the C++ tests optimised and under sanitizers
 	$(call cpp_tests,release)
+	$(call bench_plain)
 	$(BIN)/pytest -m slow
 
 .PHONY: sanitizers
@@ -107,6 +108,11 @@ sanitizers: $(TEST_READY) ## C++ tests under AddressSanitizer, UBSan and ThreadS
 .PHONY: bench
 bench: $(TEST_READY) ## pytest-benchmark suites, timed (ARGS=... for pytest)
 	$(BIN)/pytest benchmarks $(ARGS)
+
+.PHONY: bench-plain
+bench-plain: $(TEST_READY) ## the mean against the plain float64 kernel in C++, timed
+	$(call bench_plain)
+	build/release/bench_plain_mean
 
 .PHONY: env
 env: $(TEST_READY) ## only make or update the environment, with every extra
@@ -173,4 +179,9 @@ define cpp_tests
 	$(BIN)/cmake --preset $(1)
 	MAKEFLAGS= $(BIN)/cmake --build --preset $(1)
 	$(BIN)/ctest --preset $(1)
+endef
+
+define bench_plain
+	$(BIN)/cmake --preset release
+	MAKEFLAGS= $(BIN)/cmake --build --preset release --target bench_plain_mean
 endef

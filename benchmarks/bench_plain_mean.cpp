@@ -1,14 +1,13 @@
 // The correctly rounded mean against the plain kernel that it is allowed to cost 1.6 times as much
-// as: one that adds up products in float64 and divides, whatever that rounds to. From the root:
-//
-//     g++ -O3 -march=native -std=c++20 -Icsrc/include -o plain benchmarks/bench_plain_mean.cpp
-//     ./plain
+// as: one that adds up products in float64 and divides, whatever that rounds to. `make bench-plain`
+// compiles it for this machine and runs it.
 //
 // Both take turns; the figure is the median of the ratios of neighbours, with the middle half. A
 // third side only reads the updates: no mean can be faster than the machine's memory.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -35,7 +34,9 @@ void plain_mean(const std::vector<const void*>& rows, const std::vector<double>&
             std::fill(sums, sums + count, 0.0);
             for (std::size_t k = 0; k < rows.size(); ++k) {
                 const float* row = static_cast<const float*>(rows[k]) + at;
-                for (std::size_t i = 0; i < count; ++i) sums[i] += weights[k] * double{row[i]};
+                for (std::size_t i = 0; i < count; ++i) {
+                    sums[i] = std::fma(weights[k], double{row[i]}, sums[i]);
+                }
             }
             for (std::size_t i = 0; i < count; ++i) {
                 out[at + i] = static_cast<float>(sums[i] / divisor);
