@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -129,6 +130,8 @@ class ThreadExecutor(Executor):
         ready = threading.Barrier(self.workers + 1)
         self._inbox = queue.SimpleQueue()
         self._threads = []
+        # Who drops the executor without closing it leaves no threads behind.
+        weakref.finalize(self, _dismiss, self._inbox, self.workers).atexit = False
         try:
             for number in range(self.workers):
                 # Daemons, so that an interrupted program does not wait for a running task.
@@ -151,8 +154,7 @@ class ThreadExecutor(Executor):
         torch.set_num_threads(parent_threads)
 
     def _stop_workers(self) -> None:
-        for _ in self._threads:
-            self._inbox.put(None)
+        _dismiss(self._inbox, len(self._threads))
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -192,13 +194,17 @@ class ThreadExecutor(Executor):
             return ()
         current.stopped = True
         if ending is Ending.INTERRUPTED:
-            for _ in self._threads:
-                self._inbox.put(None)
+            _dismiss(self._inbox, len(self._threads))
             self._threads = []
             return ()
         outcomes = [current.outbox.get() for _ in range(self._in_flight)]
         self._in_flight = 0
         return outcomes
+
+
+def _dismiss(inbox: _Inbox, workers: int) -> None:
+    for _ in range(workers):
+        inbox.put(None)
 
 
 def _work(

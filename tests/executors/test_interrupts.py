@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -138,6 +139,16 @@ def test_a_dropped_executor_ends_its_workers(processes):
     (pid,) = executor.map(lambda item: os.getpid(), [1])
     del executor
     wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_dropped_executor_ends_its_threads():
+    executor = make_executor("threads", 2)
+    executor.start()
+    (worker,) = executor.map(lambda item: threading.get_ident(), [1])
+    (thread,) = [thread for thread in threading.enumerate() if thread.ident == worker]
+    del executor
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 SLOW_END = """
