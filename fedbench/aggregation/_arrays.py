@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,6 +47,10 @@ class Buffer(NamedTuple):
     shape: tuple[int, ...]
     size: int
     copied: bool
+
+    def summary(self) -> str:
+        """Return library, dtype and shape in words."""
+        return f"{self.kind} {self.dtype} {self.shape}"
 
 
 @functools.cache
@@ -134,7 +138,12 @@ def describe(value: Any, where: str, *, remote: bool = False) -> Buffer:
         return _describe_numpy(value, where)
     if is_tensor(value):
         return _describe_torch(value, where, remote)
-    if isinstance(value, (list, tuple)) and any(is_array(part) for part in value):
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
+        raise TypeError(
+            f"{where} must be an array or a mapping of names to arrays, got a tuple with a number. "
+            "Pass updates and weights apart: [update_0, ...], weights=[weight_0, ...]."
+        )
+    if isinstance(value, (list, tuple)) and all(is_array(part) for part in value):
         raise TypeError(
             f"{where} must be an array or a mapping of names to arrays, got a "
             f"{type(value).__name__} of {len(value)} arrays. Name them, for example "
@@ -146,8 +155,43 @@ def describe(value: Any, where: str, *, remote: bool = False) -> Buffer:
             f"{type(value).__name__}. Pass its state_dict()."
         )
     raise TypeError(
-        f"{where} must be a numpy array or a torch tensor, got {type(value).__name__}. "
-        "Convert it, for example with numpy.asarray(..., dtype=numpy.float32)."
+        f"{where} must be a numpy array or a torch tensor, got {type(value).__name__}."
+        + _remedy(value)
+    )
+
+
+_MEANT_FOR = {
+    "SparseUpdate": " Use sparse_mean.",
+    "QuantizedUpdate": " Use quantized_mean.",
+    "StreamingMean": " Use its merge(), or pass its result().",
+}
+
+
+def _remedy(value: Any) -> str:
+    """Say what to do with something that is no array; numpy would make a NaN of None."""
+    if value is None:
+        return " Leave it out."
+    if isinstance(value, Mapping):
+        return (
+            " Flatten nested names, for example to 'layer.weight', or pack a state dict into one "
+            "vector with FlatLayout.from_state(state).pack(state)."
+        )
+    if isinstance(value, (int, float)):
+        return " Convert it, for example with numpy.float32(...) or numpy.int64(...)."
+    if isinstance(value, Iterator):
+        return " Convert it, for example with list(...)."
+    if isinstance(value, (list, tuple)):
+        return " Convert it, for example with numpy.asarray(..., dtype=numpy.float32)."
+    return _MEANT_FOR.get(type(value).__name__, "")
+
+
+def bytes_remedy(dtype: str) -> str:
+    """Say what to do if an update is bytes, as layouts of mixed dtypes pack them."""
+    if dtype != "uint8":
+        return ""
+    return (
+        " A FlatLayout of entries of several dtypes packs bytes: make one of the floating entries "
+        "alone."
     )
 
 
@@ -287,6 +331,12 @@ def _require_supported(dtype: str, where: str) -> None:
             f"{where} must have one of the dtypes {', '.join(FLOATING)} (in a state dict also "
             f"those of integers and bool), got {dtype}. Convert it to one of the first four."
         )
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return names in quotes; of many, the first ones."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
 
 
 def name_of(value: object) -> str:

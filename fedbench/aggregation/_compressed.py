@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedbench.aggregation._arrays import FLOATING, Buffer, describe
+from fedbench.aggregation._arrays import FLOATING, Buffer, bytes_remedy, describe
 from fedbench.aggregation._outputs import announce_writes, empty, output_buffer, require_no_gradient
 
 
@@ -12,7 +12,9 @@ def floats(value: Any, where: str) -> Buffer:
     """Return `value` as a buffer of floats, without its gradient history."""
     buffer = describe(value, where)
     if buffer.dtype not in FLOATING:
-        raise TypeError(f"{where} must have a floating dtype, got {buffer.dtype}.")
+        raise TypeError(
+            f"{where} must have a floating dtype, got {buffer.dtype}.{bytes_remedy(buffer.dtype)}"
+        )
     return buffer._replace(owner=buffer.owner.detach()) if buffer.kind == "torch" else buffer
 
 

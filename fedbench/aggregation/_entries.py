@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedbench.aggregation._arrays import describe, require_named
+from fedbench.aggregation._arrays import describe, is_array, require_named
 from fedbench.aggregation.layout import FlatLayout
+from fedbench.errors import LayoutError
 
-__all__ = ["Entry", "Spec", "entries_of", "first_difference"]
+__all__ = ["Entry", "Spec", "entries_of", "require_alike", "require_rows"]
 
 
 class Entry(NamedTuple):
@@ -23,6 +24,10 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     size: int
 
+    def summary(self) -> str:
+        """Return library, dtype and shape in words."""
+        return f"{self.kind} {self.dtype} {self.shape}"
+
 
 class Spec(NamedTuple):
     """What two streaming means must share to be merged: entries and policies."""
@@ -31,6 +36,11 @@ class Spec(NamedTuple):
     is_mapping: bool
     nonfinite: str
     integers: str
+
+    def by_name(self) -> Spec:
+        """Return the specification with its entries in the order of their names."""
+        entries = sorted(self.entries, key=lambda entry: repr(entry.name))
+        return self._replace(entries=tuple(entries))
 
 
 def entries_of(like: Any) -> tuple[list[Entry], bool]:
@@ -50,8 +60,27 @@ def entries_of(like: Any) -> tuple[list[Entry], bool]:
     return [Entry(None, *describe(like, "like", remote=True)[2:6])], False
 
 
-def first_difference(expected: Spec, got: Spec) -> str:
-    """Say where two unequal specifications differ first."""
+def require_rows(updates: Any, spec: Spec) -> None:
+    """Refuse a single array where a sequence or a stack of them is expected."""
+    if spec.is_mapping or not is_array(updates):
+        return
+    if updates.ndim != len(spec.entries[0].shape) + 1:
+        raise LayoutError(
+            "updates must be a sequence of updates or a stack [K, ...] of them, got one array of "
+            f"shape {tuple(updates.shape)}. Pass a single update to add()."
+        )
+
+
+def require_alike(own: Spec, other: Spec) -> None:
+    """Refuse to merge means of other entries or policies; the order of names does not matter."""
+    own, other = own.by_name(), other.by_name()
+    if other != own:
+        raise LayoutError(
+            f"other must have the same layout and policies, got {_first_difference(own, other)}."
+        )
+
+
+def _first_difference(expected: Spec, got: Spec) -> str:
     if expected.entries != got.entries:
         return _entries_difference(expected.entries, got.entries)
     pairs = zip(Spec._fields, expected, got, strict=True)
@@ -65,8 +94,4 @@ def _entries_difference(expected: Sequence[Entry], got: Sequence[Entry]) -> str:
         return f"entries {reprlib.repr(names[1])} instead of {reprlib.repr(names[0])}"
     own, other = next((a, b) for a, b in zip(expected, got, strict=True) if a != b)
     entry = "entries" if own.name is None else f"entry {own.name!r}"
-    return f"{entry} of {_summary(other)} instead of {_summary(own)}"
-
-
-def _summary(entry: Entry) -> str:
-    return f"{entry.kind} {entry.dtype} {entry.shape}"
+    return f"{entry} of {other.summary()} instead of {own.summary()}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedbench._native import core
-from fedbench.aggregation._arrays import Buffer, describe, is_tensor
+from fedbench.aggregation._arrays import Buffer, describe, is_array, is_tensor, name_of
 from fedbench.aggregation._outputs import output_buffer, require_disjoint
 
 KERNELS = {
@@ -81,6 +81,11 @@ def target(parameters: Any) -> Buffer:
 
 def like(value: Any, parameters: Buffer, name: str, written: bool) -> Buffer:
     """Return the buffer of a vector that fits the parameters."""
+    if not is_array(value):
+        raise TypeError(
+            f"{name} must be a {parameters.kind} array like parameters, got {name_of(value)}. Pass "
+            "one of their shape and dtype."
+        )
     if written:
         return output_buffer(value, parameters.kind, parameters.shape, parameters.dtype, name)
     buffer = describe(value, name)

@@ -21,6 +21,7 @@ from fedbench.aggregation._arrays import (
     describe_alike,
     is_array,
     is_tensor,
+    listed,
     require_named,
 )
 from fedbench.aggregation._outputs import (
@@ -114,6 +115,11 @@ class Updates:
     def position(self, client: int) -> int:
         """Return the number by which the caller knows a client."""
         return client if self.positions is None else self.positions[client]
+
+    def census(self) -> str:
+        """Return how many clients there are, in words that say whether some were left out."""
+        left = "" if self.positions is None else " left after nonfinite='drop'"
+        return f"{self.clients}{left}"
 
     @property
     def floating(self) -> list[Entry]:
@@ -235,6 +241,11 @@ def collect_per_key(updates: Iterable[Any]) -> list[Updates]:
 
 
 def _require_mapping(row: Any, client: int) -> None:
+    if not isinstance(row, Mapping) and client == 0:
+        raise TypeError(
+            "updates[0] must be a mapping of names to arrays with partial='per_key', got "
+            f"{type(row).__name__}. Leave partial out."
+        )
     if not isinstance(row, Mapping):
         raise TypeError(
             f"updates[{client}] must be a mapping of names to arrays like updates[0], got "
@@ -264,9 +275,9 @@ def require_names(given: Iterable[str], expected: Iterable[str], where: str, of:
     unexpected = [name for name in given if name not in expected_names]
     parts = []
     if missing:
-        parts.append(f"missing {', '.join(map(repr, missing))}")
+        parts.append(f"missing {listed(missing)}")
     if unexpected:
-        parts.append(f"unexpected {', '.join(map(repr, unexpected))}")
+        parts.append(f"unexpected {listed(unexpected)}")
     raise LayoutError(f"{where} must have the entries of {of}, got {' and '.join(parts)}.")
 
 

@@ -60,7 +60,7 @@ def _as_float64(weights: Any, of: str) -> npt.NDArray[np.float64]:
         except (RuntimeError, TypeError):  # for example a list of tensors with gradients
             plain = False
         if not plain:  # for example integers beyond 64 bits
-            given = np.array([_as_number(value) for value in weights])
+            given = np.array([as_number(value) for value in weights])
         return given.astype(np.float64)
     except _NO_NUMBER as error:
         raise TypeError(
@@ -71,7 +71,7 @@ def _as_float64(weights: Any, of: str) -> npt.NDArray[np.float64]:
 def one_weight(weight: Any) -> float:
     """Return a single finite, non-negative weight as a float."""
     try:
-        value = _as_number(weight)
+        value = as_number(weight)
     except _NO_NUMBER as error:
         raise TypeError(f"weight must be a real number, got {reprlib.repr(weight)}.") from error
     if not (math.isfinite(value) and value >= 0):
@@ -84,7 +84,7 @@ def total(total_weight: Any) -> float | None:
     if total_weight is None:
         return None
     try:
-        value = _as_number(total_weight)
+        value = as_number(total_weight)
     except _NO_NUMBER as error:
         raise TypeError(
             f"total_weight must be a real number, got {reprlib.repr(total_weight)}."
@@ -97,7 +97,8 @@ def total(total_weight: Any) -> float | None:
     return value
 
 
-def _as_number(value: Any) -> float:
+def as_number(value: Any) -> float:
+    """Return a real number as a float, infinite if it is out of range."""
     if isinstance(value, (str, bytes, complex)):
         raise TypeError(f"not a real number: {value!r}")
     try:

@@ -129,7 +129,7 @@ def trimmed_mean(
         num_trimmed,
         0,
         (collected.clients - 1) // 2,
-        f"Of {collected.clients} clients at least one must be left.",
+        f"One client at least must be left, and there are {collected.census()}.",
     )
     return _order_statistic("trimmed_mean", trimmed, collected, out, nonfinite)
 

@@ -21,7 +21,7 @@ from fedbench.aggregation._robust import (
 )
 from fedbench.aggregation._updates import Updates
 from fedbench.aggregation._weighted_median import half_radius, weighted_median
-from fedbench.errors import LayoutError
+from fedbench.errors import LayoutError, NonFiniteError
 
 __all__ = ["centered_clip", "geometric_median"]
 
@@ -229,16 +229,22 @@ def _start(collected: Updates, center: Any) -> dict[str | None, Buffer]:
         fill(buffers, 0.0)
         return buffers
     given = _updates.collect([center])
-    given.require_finite([0])
-    expected = {entry.name: entry.first[2:5] for entry in collected.floating}
-    got = {entry.name: entry.first[2:5] for entry in given.floating}
+    expected = {entry.name: entry.first.summary() for entry in collected.floating}
+    got = {entry.name: entry.first.summary() for entry in given.floating}
     for name in [*expected, *got]:
         if got.get(name) != expected.get(name):
             where = "center" if name is None else f"center[{name!r}]"
             raise LayoutError(
-                f"{where} must be {expected.get(name, 'absent')} (kind, dtype, shape) like the "
-                f"updates, got {got.get(name, 'nothing')}."
+                f"{where} must be {expected.get(name, 'absent')} like the updates, got "
+                f"{got.get(name, 'nothing')}."
             )
+    if (found := given.first_nonfinite(0)) is not None:
+        name, index = found
+        where = "center" if name is None else f"center[{name!r}]"
+        raise NonFiniteError(
+            f"{where} must be finite, got NaN or infinity at flat index {index}. Pass the last "
+            "finite estimate, or leave it out to start from zero."
+        )
     Rows.of(given).mean(np.ones(1), None, buffers)
     return buffers
 

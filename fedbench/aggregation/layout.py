@@ -340,6 +340,8 @@ def _local_names(
 ) -> frozenset[str]:
     if buffers not in ("average", "local"):
         raise ValueError(f"buffers must be 'average' or 'local', got {buffers!r}.")
+    if isinstance(buffer_names, str):
+        raise TypeError(f"buffer_names must hold names, got a string. Pass [{buffer_names!r}].")
     names = frozenset(buffer_names)
     unknown = sorted(names.difference(state))
     if unknown:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedbench._native import core
 from fedbench.aggregation import _devices, _integers, _plain, _updates, _weights
-from fedbench.aggregation._arrays import DTYPE_CODES, Buffer
+from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, bytes_remedy
 from fedbench.errors import NonFiniteError
 
 __all__ = ["mean"]
@@ -108,6 +108,11 @@ def mean(
     """
     _updates.require_policy(nonfinite)
     _integers.require_policy(integers)
+    if server is not None and integers != "server":
+        raise ValueError(
+            f"server must be None with integers={integers!r}, which does not use it. Leave it out, "
+            "or pass integers='server'."
+        )
     if partial != "raise":
         _require_per_key(partial, updates, total_weight, out)
         return _mean_per_key(list(updates), weights, nonfinite, integers, server)
@@ -231,9 +236,10 @@ def _after_drop(
 def refuse_bare_integers(collected: _updates.Updates) -> None:
     if collected.is_mapping or not collected.other:
         return
+    dtype = collected.entries[0].first.dtype
     raise TypeError(
-        f"updates must have a floating dtype, got {collected.entries[0].first.dtype}. "
-        "Convert them first; integer entries are combined only inside state dicts."
+        f"updates must have a floating dtype, got {dtype}. Convert them first; integer entries are "
+        f"combined only inside state dicts.{bytes_remedy(dtype)}"
     )
 
 

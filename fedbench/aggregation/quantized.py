@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ __all__ = ["QuantizedUpdate", "quantize", "quantized_mean"]
 _LARGEST = 127  # of int8, and of its opposite
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantizedUpdate:
     """An update as 8-bit integers: ``scale * values``.
 
@@ -89,7 +90,11 @@ def quantize(update: Any, rng: np.random.Generator | None = None) -> QuantizedUp
     buffer = floats(update, "update")
     wide = _as_float64(buffer)
     if not np.isfinite(wide).all():
-        raise NonFiniteError("update must be finite to be quantised. Leave out such a client.")
+        index = int(np.argmin(np.isfinite(wide)))
+        raise NonFiniteError(
+            f"update must be finite to be quantised, got {wide[index]} at flat index {index}. "
+            "Leave out such a client."
+        )
     largest = float(np.abs(wide).max(initial=0.0))
     scale = _rounded_scale(largest)
     if scale == 0.0:
@@ -226,20 +231,21 @@ def _quantized_buffers(updates: list[QuantizedUpdate]) -> list[Buffer]:
         buffers.append(buffer)
         if buffer[2:5] != buffers[0][2:5]:
             raise LayoutError(
-                f"updates[{k}].values must be a {_summary(buffers[0])} array like client 0's, got "
-                f"{_summary(buffer)}."
+                f"updates[{k}].values must be a {buffers[0].summary()} array like client 0's, got "
+                f"{buffer.summary()}."
             )
     if not buffers:
         raise ValueError("updates must hold at least one client's update, got none.")
     return buffers
 
 
-def _summary(buffer: Buffer) -> str:
-    return f"{buffer.kind} {buffer.dtype} {buffer.shape}"
-
-
 def _scale(update: QuantizedUpdate, client: int) -> float:
-    scale = float(update.scale)
+    try:
+        scale = _weights.as_number(update.scale)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"updates[{client}].scale must be one real number, got {reprlib.repr(update.scale)}."
+        ) from error
     if not 0.0 <= scale < math.inf:
         raise ValueError(
             f"scale must be finite and not negative, got {scale} from client {client}."

@@ -217,14 +217,14 @@ def _num_byzantine(value: Any, collected: Updates, factor: int, more: int, rule:
     clients = collected.clients
     if clients < more:
         raise ValueError(
-            f"updates must come from at least {more} clients for {rule}, got {clients}."
+            f"updates must come from at least {more} clients for {rule}, got {collected.census()}."
         )
     return require_count(
         "num_byzantine",
         value,
         0,
         (clients - more) // factor,
-        f"{rule} needs at least {factor} f + {more} clients, and there are {clients}.",
+        f"{rule} needs at least {factor} f + {more} clients, and there are {collected.census()}.",
     )
 
 

@@ -24,7 +24,7 @@ __all__ = ["SparseUpdate", "sparse_mean", "top_k"]
 _LARGEST_SIZE = 2**60 - 1  # so that the bytes of a result can be counted in 64 bits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SparseUpdate:
     """Some coordinates of a flat update; all others are zero.
 
@@ -91,7 +91,10 @@ def top_k(update: Any, k: int) -> SparseUpdate:
     flat = buffer.owner.reshape(-1)
     magnitude = _magnitudes(buffer)
     if np.isnan(magnitude).any():
-        raise NonFiniteError("update must not hold NaN. Leave out such a client.")
+        index = int(np.isnan(magnitude).argmax())
+        raise NonFiniteError(
+            f"update must not hold NaN, got one at flat index {index}. Leave out such a client."
+        )
     if count == 0:
         kept = np.empty(0, dtype=np.int64)
     else:
@@ -167,6 +170,11 @@ def sparse_mean(
     array([1., 0., 0., 5.], dtype=float32)
     """
     require_policy(nonfinite)
+    if not isinstance(updates, Iterable):
+        raise TypeError(
+            f"updates must be a sequence of SparseUpdate, got {type(updates).__name__}. "
+            "Pass [update_0, update_1, ...]."
+        )
     rows = list(updates)
     pairs = _sparse_pairs(rows)
     values = _weights.client_weights(weights, len(pairs))
@@ -223,13 +231,16 @@ def _sparse_pairs(rows: list[Any]) -> list[tuple[Buffer, Buffer]]:
                 f"{indices.kind} {indices.shape} and {values.kind} {values.shape}."
             )
         pairs.append((indices, values))
-        got = (int(row.size), indices.dtype, values.dtype, values.kind)
-        expected = (int(rows[0].size), pairs[0][0].dtype, pairs[0][1].dtype, pairs[0][1].kind)
-        if got != expected:
-            raise LayoutError(
-                f"updates[{k}] must have (size, index dtype, dtype, library) {expected} like "
-                f"client 0's, got {got}."
-            )
+        for what, got, expected in (
+            ("size", int(row.size), int(rows[0].size)),
+            ("indices of", indices.dtype, pairs[0][0].dtype),
+            ("values of", values.dtype, pairs[0][1].dtype),
+            ("arrays of", values.kind, pairs[0][1].kind),
+        ):
+            if got != expected:
+                raise LayoutError(
+                    f"updates[{k}] must have {what} {expected} like client 0's, got {got}."
+                )
     return pairs
 
 

@@ -20,7 +20,7 @@ from fedbench.aggregation._arrays import (
     describe,
     is_tensor,
 )
-from fedbench.aggregation._entries import Entry, Spec, entries_of, first_difference
+from fedbench.aggregation._entries import Entry, Spec, entries_of, require_alike, require_rows
 from fedbench.aggregation._outputs import announce_writes, require_apart
 from fedbench.errors import LayoutError, NonFiniteError
 
@@ -89,33 +89,34 @@ class StreamingMean:
         _updates.require_policy(nonfinite)
         if integers not in ("max", "sum"):
             raise ValueError(f"integers must be 'max' or 'sum', got {integers!r}.")
-        self._entries, self._is_mapping = entries_of(like)
-        self._nonfinite = nonfinite
-        self._integers = integers
-        if not self._is_mapping and self._entries[0].dtype not in FLOATING:
+        entries, is_mapping = entries_of(like)
+        if not is_mapping and entries[0].dtype not in FLOATING:
             raise TypeError(
-                f"like must have a floating dtype, got {self._entries[0].dtype}. "
+                f"like must have a floating dtype, got {entries[0].dtype}. "
                 "Integer entries are combined only inside state dicts."
             )
-        self._sum = self._new_sum()
+        self._start(Spec(tuple(entries), is_mapping, nonfinite, integers))
+
+    def _start(self, spec: Spec) -> None:
+        self._spec = spec
+        self._entries, self._is_mapping, self._nonfinite, self._integers = spec
+        # By name, so that the order of the keys of `like` does not matter in a merge.
+        by_name = sorted(range(len(spec.entries)), key=lambda i: repr(spec.entries[i].name))
+        self._floating_at = [i for i in by_name if spec.entries[i].dtype in FLOATING]
+        floating = self._floating()
+        self._sum = core.StreamingSum(
+            [entry.size for entry in floating], [DTYPE_CODES[entry.dtype] for entry in floating]
+        )
         self._other: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def _new_sum(self) -> core.StreamingSum:
-        floating = self._floating()
-        return core.StreamingSum(
-            [entry.size for entry in floating], [DTYPE_CODES[entry.dtype] for entry in floating]
-        )
-
     def _floating(self) -> list[Entry]:
-        return [entry for entry in self._entries if entry.dtype in FLOATING]
+        return [self._entries[i] for i in self._floating_at]
 
     def empty(self) -> StreamingMean:
         """Return a new mean of the same layout and policies, without any update."""
         fresh = object.__new__(StreamingMean)
-        fresh._entries, fresh._is_mapping = self._entries, self._is_mapping
-        fresh._nonfinite, fresh._integers = self._nonfinite, self._integers
-        fresh._sum, fresh._other, fresh._lock = fresh._new_sum(), {}, threading.Lock()
+        fresh._start(self._spec)
         return fresh
 
     @property
@@ -177,23 +178,24 @@ class StreamingMean:
             )
         if is_tensor(updates):
             check_tensor(updates, "updates", remote=True)
+        require_rows(updates, self._spec)
         rows = list(updates)
         values = _weights.update_weights(weights, len(rows), "update").tolist()
         if rows:
             self._add(rows, values)
 
     def _add(self, updates: list[Any], weights: list[float]) -> None:
-        described = [self._describe(update, k) for k, update in enumerate(updates)]
+        many = len(updates) > 1
+        described = [self._describe(row, k if many else None) for k, row in enumerate(updates)]
         chosen: range | list[int] = range(len(updates))
-        if self._nonfinite != "propagate" and len(updates) > 1:
+        if self._nonfinite != "propagate" and many:
             chosen = self._finite_positions(described)
-        floating = [i for i, entry in enumerate(self._entries) if entry.dtype in FLOATING]
         integers = [i for i, entry in enumerate(self._entries) if entry.dtype not in FLOATING]
         propagate = self._nonfinite == "propagate"
         with self._lock:
             combined = self._combined(described, weights, integers, chosen)
             refused = self._sum.add(
-                [described[k][i].handle for i in floating for k in chosen],
+                [described[k][i].handle for i in self._floating_at for k in chosen],
                 [weights[k] for k in chosen],
                 propagate,
             )
@@ -202,8 +204,8 @@ class StreamingMean:
         if refused and not propagate:
             self._report(described, [chosen[k] for k in refused])
 
-    def _describe(self, update: Any, position: int) -> list[Buffer]:
-        where = "update" if position == 0 else f"updates[{position}]"
+    def _describe(self, update: Any, position: int | None) -> list[Buffer]:
+        where = "update" if position is None else f"updates[{position}]"
         if self._is_mapping:
             if not isinstance(update, Mapping):
                 raise TypeError(f"{where} must be a mapping, got {type(update).__name__}.")
@@ -230,7 +232,7 @@ class StreamingMean:
         return [k for k in range(len(described)) if k not in bad]
 
     def _first_nonfinite(self, buffers: list[Buffer]) -> tuple[str | None, int] | None:
-        floating = [i for i, entry in enumerate(self._entries) if entry.dtype in FLOATING]
+        floating = self._floating_at
         found = core.first_nonfinite(
             [buffers[i].handle for i in floating],
             [buffers[i].size for i in floating],
@@ -293,12 +295,12 @@ class StreamingMean:
         """
         if not isinstance(other, StreamingMean):
             raise TypeError(f"other must be a StreamingMean, got {type(other).__name__}.")
-        if other._spec() != self._spec():
-            raise LayoutError(
-                "other must have the same layout and policies, got "
-                f"{first_difference(self._spec(), other._spec())}."
-            )
-        with self._lock:
+        if other is self:
+            raise ValueError("other must be another streaming mean, got the same one.")
+        require_alike(self._spec, other._spec)
+        # Both at once, in one order everywhere: two means may be merged into each other.
+        first, second = sorted((self, other), key=id)
+        with first._lock, second._lock:
             combined = {}
             for name, value in other._other.items():
                 buffers = [describe(value, name)]
@@ -330,6 +332,10 @@ class StreamingMean:
             If no update of positive weight was added, or `out` does not fit.
         """
         divisor = _weights.total(total_weight)
+        with self._lock:
+            return self._result(divisor, out)
+
+    def _result(self, divisor: float | None, out: Any) -> Any:
         if self.total_weight == 0:
             raise ValueError(
                 f"result needs an update of positive weight, got {self.count} update(s) of "
@@ -370,9 +376,6 @@ class StreamingMean:
             announce_writes(result.values())
         return result
 
-    def _spec(self) -> Spec:
-        return Spec(tuple(self._entries), self._is_mapping, self._nonfinite, self._integers)
-
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         state = self.__getstate__()
         if protocol.__index__() >= 5:  # the sums may travel beside the pickle, uncopied
@@ -381,15 +384,13 @@ class StreamingMean:
 
     def __getstate__(self) -> dict[str, Any]:
         # Canonical: the same bytes for every history that leads to the same sums.
-        return {"spec": self._spec(), "sums": self._sum.serialize(), "other": dict(self._other)}
+        with self._lock:
+            return {"spec": self._spec, "sums": self._sum.serialize(), "other": dict(self._other)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        entries, self._is_mapping, self._nonfinite, self._integers = state["spec"]
-        self._entries = list(entries)
-        self._sum = self._new_sum()
+        self._start(state["spec"])
         self._sum.deserialize(bytes(memoryview(state["sums"])))
         self._other = dict(state["other"])
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         size = sum(entry.size for entry in self._entries)

@@ -130,7 +130,7 @@ def test_wrong_sparse_updates() -> None:
         aggregation.sparse_mean([SparseUpdate(np.uint8([1]), np.float32([1]), 3)])
     with pytest.raises(LayoutError, match="one length"):
         aggregation.sparse_mean([SparseUpdate(np.int32([1]), np.float32([1, 2]), 3)])
-    with pytest.raises(LayoutError, match=r"updates\[1\] must have \(size"):
+    with pytest.raises(LayoutError, match=r"updates\[1\] must have size 3 like"):
         aggregation.sparse_mean([good, SparseUpdate(np.int32([0]), np.float32([1]), 4)])
 
 
@@ -220,10 +220,21 @@ def test_wrong_quantized_updates() -> None:
         aggregation.quantized_mean([good, QuantizedUpdate(np.int8([1, 2]), 1.0)])
     with pytest.raises(ValueError, match="at least one client"):
         aggregation.quantized_mean([])
-    with pytest.raises(NonFiniteError, match="finite to be quantised"):
-        aggregation.quantize(np.float32([np.inf]))
+    with pytest.raises(NonFiniteError, match="finite to be quantised, got inf at flat index 1"):
+        aggregation.quantize(np.float32([0, np.inf]))
+    for scale in (None, "1", 1j, np.ones(2)):
+        with pytest.raises(TypeError, match=r"updates\[1\]\.scale must be one real number"):
+            aggregation.quantized_mean([good, QuantizedUpdate(np.int8([1]), scale)])
+    with pytest.raises(TypeError, match=r"got uint8\. A FlatLayout of entries of several dtypes"):
+        aggregation.quantize(np.zeros(3, np.uint8))
     with pytest.raises(TypeError, match=r"rng must be a numpy\.random\.Generator, got int"):
         aggregation.quantize(np.float32([1]), rng=0)
+
+
+def test_compressed_updates_are_equal_to_themselves_only() -> None:
+    update = aggregation.top_k(np.float32([1, 2]), 1)
+    assert update != aggregation.top_k(np.float32([1, 2]), 1)
+    assert len({update, update, aggregation.quantize(np.float32([1, 2]))}) == 2
 
 
 def test_all_zero_scales_give_zero() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedbench import aggregation
+from fedbench.errors import LayoutError
 
 
 def freed() -> torch.Tensor:
@@ -290,6 +291,71 @@ def test_outputs_that_cannot_be_written_in_one_piece() -> None:
         ValueError, match=r"contiguous tensor .* got strides \(2,\) for shape \(3,\)"
     ):
         aggregation.mean([torch.ones(3)] * 2, out=torch.zeros(6)[::2])
+
+
+@pytest.mark.parametrize(
+    ("update", "remedy"),
+    [
+        (None, "got NoneType. Leave it out"),
+        (3, r"got int\. Convert it, for example with numpy\.float32"),
+        ([1.0, 2.0], r"got list\. Convert it, for example with numpy\.asarray"),
+        (iter([1.0]), r"Convert it, for example with list"),
+        ((np.zeros(2), 3), "got a tuple with a number. Pass updates and weights apart"),
+        (aggregation.top_k(np.zeros(2), 1), "got SparseUpdate. Use sparse_mean"),
+        (aggregation.quantize(np.zeros(2)), "got QuantizedUpdate. Use quantized_mean"),
+        (aggregation.StreamingMean(np.zeros(2)), r"got StreamingMean\. Use its merge\(\)"),
+    ],
+)
+def test_what_is_no_array_is_told_what_to_do(update, remedy) -> None:
+    for combine in (aggregation.mean, aggregation.median):
+        with pytest.raises(TypeError, match=remedy):
+            combine([update])
+        with pytest.raises(TypeError, match=remedy):
+            combine([{"a": update}])
+
+
+def test_state_dicts_where_vectors_are_expected() -> None:
+    state = {"a": np.zeros(2)}
+    for call in (
+        lambda: aggregation.top_k(state, 1),
+        lambda: aggregation.quantize(state),
+        lambda: aggregation.fedavgm_step(state, state, state),
+        lambda: aggregation.mean([{"a": state}]),
+    ):
+        with pytest.raises(TypeError, match=r"got dict\. Flatten nested .* FlatLayout\.from_state"):
+            call()
+    with pytest.raises(TypeError, match=r"got uint8\..*A FlatLayout of entries of several dtypes"):
+        aggregation.mean([np.zeros(3, np.uint8)] * 2)
+    with pytest.raises(TypeError, match=r"partial='per_key', got ndarray\. Leave partial out"):
+        aggregation.mean([np.zeros(2)] * 2, partial="per_key")
+
+
+def test_a_server_that_is_not_used_is_refused() -> None:
+    state = {"n": np.int64(7)}
+    with pytest.raises(ValueError, match="server must be None with integers='max'"):
+        aggregation.mean([state], server=state)
+
+
+def test_errors_say_how_many_clients_were_left_out() -> None:
+    rows = [*np.ones((4, 2)), np.full(2, np.nan)]
+    with (
+        pytest.warns(RuntimeWarning, match="left out"),
+        pytest.raises(ValueError, match="there are 4 left after nonfinite='drop'"),
+    ):
+        aggregation.krum(rows, num_byzantine=1, nonfinite="drop")
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    states = [{f"{prefix}{i}": np.zeros(1) for i in range(30)} for prefix in ("", "module.")]
+    with pytest.raises(
+        LayoutError, match=r"missing '0', .*'19' and 10 more and unexpected 'module\.0'"
+    ):
+        aggregation.mean(states)
+
+
+def test_names_of_buffers_are_no_string() -> None:
+    with pytest.raises(TypeError, match=r"got a string\. Pass \['a'\]"):
+        aggregation.FlatLayout.from_state({"a": np.zeros(1)}, buffers="local", buffer_names="a")
 
 
 def test_numpy_scalars_are_no_outputs() -> None:

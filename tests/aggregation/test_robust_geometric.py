@@ -197,3 +197,14 @@ def test_bucketing_covers_every_client_once() -> None:
 def test_wrong_arguments(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(np.ones((5, 4)))
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "drop", "propagate"])
+def test_a_center_that_is_not_finite_is_named(nonfinite: str) -> None:
+    center = np.array([0.0, np.nan, 0.0, 0.0])
+    with pytest.raises(NonFiniteError, match=r"center must be finite, got .* at flat index 1"):
+        aggregation.centered_clip(
+            np.ones((3, 4)), clip_radius=1.0, center=center, nonfinite=nonfinite
+        )
+    with pytest.raises(LayoutError, match=r"center must be numpy float64 \(4,\) like the updates"):
+        aggregation.centered_clip(np.ones((3, 4)), clip_radius=1.0, center=center[:2])

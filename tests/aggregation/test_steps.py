@@ -185,6 +185,11 @@ def test_torch_sees_the_writes() -> None:
         ({"gradient": np.ones(3, np.float32)}, ValueError, r"gradient must have shape \(4,\)"),
         ({"gradient": np.ones(4)}, TypeError, "gradient must have dtype float32"),
         ({"gradient": torch.ones(4)}, TypeError, "gradient must have kind numpy"),
+        (
+            {"gradient": [1.0] * 4},
+            TypeError,
+            "gradient must be a numpy array like parameters, got l",
+        ),
         ({"velocity": np.ones(5, np.float32)}, ValueError, "velocity must have shape"),
         (
             {"parameters": np.ones(4, np.float16)},

@@ -280,6 +280,62 @@ def test_updates_must_fit_the_layout() -> None:
         StreamingMean(np.zeros(1, np.float32), integers="server")
 
 
+def test_calls_are_atomic_where_entries_are_of_several_kinds() -> None:
+    update = {"steps": np.int64([1]), "w": np.ones(200_000, np.float32)}
+    total = StreamingMean(update, integers="sum")
+    total.add(update)
+    adding = threading.Thread(target=lambda: [total.add(update) for _ in range(60)])
+    adding.start()
+    seen = 0
+    while adding.is_alive() or seen == 0:
+        copies = [total.empty(), pickle.loads(pickle.dumps(total))]
+        copies[0].merge(total)
+        for copy in copies:
+            assert copy.result()["steps"].item() == copy.count
+        seen += 1
+    adding.join()
+    assert total.result()["steps"].item() == total.count == 61
+
+
+def test_means_are_merged_into_each_other_at_once() -> None:
+    update = {"steps": np.int64([1]), "w": np.ones(50_000, np.float32)}
+    one, other = StreamingMean(update), StreamingMean(update)
+    one.add(update)
+    other.add(update)
+    threads = [
+        threading.Thread(target=lambda a=a, b=b: [a.merge(b) for _ in range(10)])
+        for a, b in ((one, other), (other, one))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def test_the_order_of_names_does_not_matter_in_a_merge() -> None:
+    a, b = np.float32([1, 2]), np.float64([[3], [5]])
+    one, other = StreamingMean({"a": a, "b": b}), StreamingMean({"b": b, "a": a})
+    one.add({"a": a, "b": b}, 3)
+    other.add({"a": 5 * a, "b": 5 * b})
+    one.merge(other)
+    expected = aggregation.mean([{"a": a, "b": b}, {"a": 5 * a, "b": 5 * b}], [3, 1])
+    merged = one.result()
+    assert list(merged) == ["a", "b"]
+    assert list(other.result()) == list(pickle.loads(pickle.dumps(other)).result()) == ["b", "a"]
+    for name in "ab":
+        assert merged[name].tobytes() == expected[name].tobytes()
+
+
+def test_the_first_of_many_updates_is_named_by_its_position() -> None:
+    total = StreamingMean(np.zeros(2, np.float32))
+    good, bad = np.ones(2, np.float32), np.ones(3, np.float32)
+    with pytest.raises(LayoutError, match=r"updates\[0\] must be"):
+        total.add_many([bad, good])
+    with pytest.raises(LayoutError, match=r"got one array of shape \(2,\)\. Pass a single update"):
+        total.add_many(good)
+
+
 def test_merge_checks_its_argument() -> None:
     mean = StreamingMean(np.zeros(2, np.float32))
     with pytest.raises(
