@@ -65,7 +65,7 @@ def require_rows(updates: Any, spec: Spec) -> None:
     if spec.is_mapping or not is_array(updates):
         return
     if updates.ndim != len(spec.entries[0].shape) + 1:
-        raise LayoutError(
+        raise ValueError(
             "updates must be a sequence of updates or a stack [K, ...] of them, got one array of "
             f"shape {tuple(updates.shape)}. Pass a single update to add()."
         )

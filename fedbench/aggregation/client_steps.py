@@ -48,7 +48,7 @@ def sgd_step(
     parameters : array of any shape
         Contiguous numpy array or torch CPU tensor, float32 or float64; updated in place.
     gradient : array
-        Like `parameters`; not modified.
+        Like `parameters`; not modified. NaN and infinities are let through.
     lr : float
         Learning rate, at least 0. It and the other coefficients are rounded to the dtype first.
     momentum : float, default 0

@@ -48,8 +48,9 @@ class FlatLayout:
     """Names, shapes, dtypes and offsets of the entries of a state dict in one flat buffer.
 
     Entries are exchanged *by name*: a missing, unexpected, wrongly shaped or wrongly typed entry
-    is an error that names it, and the order of the keys does not matter. Build one with
-    :meth:`from_state`. Instances are immutable, hashable, comparable and picklable.
+    is an error that names it, and the order of the keys of what is packed does not matter. Build
+    one with :meth:`from_state`, once, and send it to the clients: another order of the names makes
+    another layout. Instances are immutable, hashable, comparable and picklable.
 
     Attributes
     ----------
@@ -103,7 +104,7 @@ class FlatLayout:
             0-dimensional, empty, strided and tied entries are fine.
         buffers : {"average", "local"}, default "average"
             Whether the entries in `buffer_names` are exchanged, or stay on the client as FedBN
-            keeps the statistics of batch normalisation.
+            keeps the statistics of batch normalisation: leave them out of what is packed then.
         buffer_names : iterable of str, optional
             The names of the model's buffers, ``[name for name, _ in model.named_buffers()]``;
             needed with ``buffers="local"``.

@@ -59,7 +59,7 @@ def mean(
     integers : {"max", "sum", "server"}, default "max"
         For integer and bool entries of state dicts, for example ``num_batches_tracked``: the
         largest value over clients with positive weight, the sum over them (for bool: any), or
-        the entry of `server`. Their dtype is kept; they are never averaged.
+        the entry of `server`. Their dtype is kept; they are never averaged, and a sum must fit it.
     server : mapping, optional
         The server's state, for ``integers="server"``.
     partial : {"raise", "per_key"}, default "raise"
@@ -71,7 +71,8 @@ def mean(
     Returns
     -------
     array or dict of arrays
-        Of the kind, shapes and dtypes of one update; `out` if that was given. It shares no memory
+        Of the kind, shapes and dtypes of one update; `out` if that was given. Infinite where the
+        mean exceeds the dtype, as a small `total_weight` can make it. It shares no memory
         with the updates. Entries that are the same memory in every update share it here too.
 
     Raises
@@ -82,6 +83,8 @@ def mean(
         if `out` does not fit.
     TypeError
         For anything that is not an array of an accepted dtype, and for bare integer arrays.
+    OverflowError
+        If a sum of integer entries does not fit their dtype.
     LayoutError
         If updates differ in names, shapes or dtypes; the message names client and entry.
     NonFiniteError

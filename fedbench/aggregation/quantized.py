@@ -33,6 +33,11 @@ class QuantizedUpdate:
     values : array of int8, any shape
     scale : float
         Finite and not negative.
+
+    Notes
+    -----
+    Nothing is checked before :func:`quantized_mean` takes it; ``quantized_mean([update])`` is the
+    update in float32. Equal only to itself.
     """
 
     values: Any

@@ -42,7 +42,8 @@ def fedavgm_step(
     parameters : array of any shape
         The server's, as for :func:`sgd_step`; updated in place.
     update : array
-        Like `parameters`: the mean of the clients' updates; not modified.
+        Like `parameters`: the mean of the clients' updates (their parameters minus the server's);
+        not modified. NaN and infinities are let through, into `parameters` and `velocity`.
     velocity : array
         Like `parameters`, zero at the start; updated in place.
     server_lr : float, default 1
@@ -114,7 +115,8 @@ def fedadagrad_step(
     parameters : array of any shape
         The server's, as for :func:`sgd_step`; updated in place.
     update : array
-        Like `parameters`: the mean of the clients' updates; not modified.
+        Like `parameters`: the mean of the clients' updates (their parameters minus the server's);
+        not modified. NaN and infinities are let through, into `parameters` and the moments.
     first_moment, second_moment : array
         Like `parameters`, zero and ``tau**2`` at the start; updated in place. No element of
         `second_moment` may be negative; NaN is let through.
@@ -232,8 +234,15 @@ def fedadam_step(
 
     Parameters
     ----------
-    parameters, update, first_moment, second_moment, server_lr, beta1, beta2, tau
-        As for :func:`fedyogi_step`.
+    parameters : array of any shape
+        Contiguous numpy array or torch CPU tensor, float32 or float64; updated in place.
+    update, first_moment, second_moment : array
+        Like `parameters`: the mean of the clients' updates, and the moments, zero and ``tau**2``
+        at the start, updated in place; see :func:`fedadagrad_step`.
+    server_lr, beta1, tau : float
+        As for :func:`fedadagrad_step`; `beta1` is 0.9 by default.
+    beta2 : float, default 0.99
+        Decay of the second moment, from 0 to 1.
 
     Raises
     ------

@@ -37,6 +37,11 @@ class SparseUpdate:
         Of the same library as `indices`.
     size : int
         Length of the dense update.
+
+    Notes
+    -----
+    Nothing is checked before :func:`sparse_mean` takes it; ``sparse_mean([update])`` is its dense
+    form. Equal only to itself.
     """
 
     indices: Any

@@ -61,11 +61,8 @@ class StreamingMean:
     update and state, twice the arithmetic for weights that need more than 29 bits, fourfold for
     float64. :meth:`add_many` passes over the state once for several updates.
 
-    Threads: an object may be used from several threads at once, each call is atomic. `add` after
-    `result` is fine: the result is that of everything added so far.
-
-    Sums over a fixed grid of bins are known from reproducible summation [1]_, which keeps the
-    highest bins; here none is left out.
+    Threads: an object may be used from several threads at once, each call is atomic. An `add` may
+    follow a `result`. The bins are those of reproducible summation [1]_, here all of them.
 
     References
     ----------
@@ -152,6 +149,8 @@ class StreamingMean:
             If it is not finite and `nonfinite` is "raise"; the state is as before.
         ValueError, TypeError
             If the weight is not a finite, non-negative number.
+        OverflowError
+            If a sum of integer entries does not fit their dtype; the state is as before.
         """
         self._add([update], [_weights.one_weight(weight)])
 

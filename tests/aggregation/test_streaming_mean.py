@@ -332,7 +332,7 @@ def test_the_first_of_many_updates_is_named_by_its_position() -> None:
     good, bad = np.ones(2, np.float32), np.ones(3, np.float32)
     with pytest.raises(LayoutError, match=r"updates\[0\] must be"):
         total.add_many([bad, good])
-    with pytest.raises(LayoutError, match=r"got one array of shape \(2,\)\. Pass a single update"):
+    with pytest.raises(ValueError, match=r"got one array of shape \(2,\)\. Pass a single update"):
         total.add_many(good)
 
 
