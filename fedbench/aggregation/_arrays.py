@@ -99,6 +99,13 @@ def raw_bytes(buffer: Buffer) -> bytes:
     return bytes(flat.numpy().tobytes())
 
 
+def copy_of(flat: Buffer) -> Buffer:
+    """Return a copy of an array in memory of its own."""
+    if flat.kind == "numpy":
+        return describe(flat.owner.copy(), "flat")
+    return describe(flat.owner.detach().clone(), "flat")
+
+
 def copy_into(target: Any, source: Any) -> None:
     """Copy an array into another one of its library, which may be strided."""
     if isinstance(target, np.ndarray):

@@ -16,6 +16,7 @@ from fedbench.aggregation._arrays import (
     Buffer,
     address,
     copy_into,
+    copy_of,
     describe,
     describe_alike,
     is_array,
@@ -222,7 +223,7 @@ class FlatLayout:
         -------
         dict of str to array
             Views of `flat` (no copy; tied entries are the same view) if `out` is not given, else
-            the arrays of `out`. A `flat` that is not contiguous is copied first.
+            the arrays of `out`. A `flat` that is not contiguous or aligned is copied first.
 
         Raises
         ------
@@ -314,6 +315,8 @@ class FlatLayout:
     def _views(self, flat: Buffer) -> dict[str, Any]:
         views: dict[str, Any] = {}
         tied = dict(self.tied)
+        if self.size and address(flat) % _MIXED_ALIGNMENT and self.dtype == "uint8":
+            flat = copy_of(flat)  # no view of wider elements could begin here
         for i, name in enumerate(self.names):
             if name in tied:
                 views[name] = views[tied[name]]

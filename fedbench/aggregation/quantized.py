@@ -22,6 +22,7 @@ from fedbench.errors import LayoutError, NonFiniteError
 __all__ = ["QuantizedUpdate", "quantize", "quantized_mean"]
 
 _LARGEST = 127  # of int8, and of its opposite
+_LARGEST_EXPONENT = 900  # of a product over the divisor; sums of many stay finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,8 @@ def quantized_mean(
     r"""Weighted mean of quantised updates in float32, rounded once.
 
     Per coordinate the real number :math:`\sum_k c_k q_k / \sum_k w_k`, rounded once to float32,
-    with :math:`c_k = w_k s_k` rounded to 53 bits whatever its magnitude (exact for scales that are
+    with :math:`c_k = w_k s_k` rounded to 53 bits, also where float64 would overflow or underflow
+    (2\ :sup:`1900` times below the largest, it counts as zero; exact for scales that are
     float32 values, as :func:`quantize` makes them, and integer weights below 2\ :sup:`29`).
 
     Parameters
@@ -189,12 +191,17 @@ def quantized_mean(
 def _coefficients(
     weights: npt.NDArray[np.float64], scales: npt.NDArray[np.float64], total: float | None
 ) -> tuple[npt.NDArray[np.float64], float]:
-    """Return the products of weights and scales, and the divisor, over a common power of two."""
+    """Return the products of weights and scales, and the divisor, over a common power of two.
+
+    It makes the divisor about one, unless a product would overflow then: so neither is rounded
+    again where they matter to a float32 result.
+    """
     weight, weight_exponent = np.frexp(weights)
     scale, scale_exponent = np.frexp(scales)
-    largest = float(weights.max()) if total is None else max(float(weights.max()), total)
-    common = math.frexp(largest)[1]
-    products = np.ldexp(weight * scale, weight_exponent + scale_exponent - common)
+    product, exponent = weight * scale, weight_exponent + scale_exponent
+    common = math.frexp(float(weights.max()) if total is None else total)[1]
+    common = max(common, int(exponent[product > 0].max(initial=common)) - _LARGEST_EXPONENT)
+    products = np.ldexp(product, exponent - common)
     if total is None:
         return products, math.fsum(np.ldexp(weights, -common).tolist())
     # The least divisor stands for smaller ones: either way the mean is beyond float32.

@@ -43,7 +43,8 @@ class StreamingMean:
         For updates with NaN or infinities: refuse the update, let the values through, or leave the
         update out with a `RuntimeWarning`. A refused update leaves the state as it was.
     integers : {"max", "sum"}, default "max"
-        For integer and bool entries of state dicts, as in :func:`mean`.
+        For integer and bool entries of state dicts, as in :func:`mean`; a sum must fit their dtype
+        after each call, so whether it overflows on the way depends on the order.
 
     Attributes
     ----------

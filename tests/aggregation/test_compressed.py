@@ -231,6 +231,33 @@ def test_wrong_quantized_updates() -> None:
         aggregation.quantize(np.float32([1]), rng=0)
 
 
+@pytest.mark.parametrize(
+    ("pairs", "weights", "total"),
+    [
+        ([(0, 1.0), (100, 1.3 * 2**-20)], [1.0, 2.0**-1060], 2.0**-1060),
+        ([(1, 5e-324)], [1.0], 5e-324),
+        ([(1, 5e-324)], [5.0], 5e-324),
+        ([(1, 5e-324)], [3.0], 1e-310),
+        ([(1, 5e-324)], [0.75], 5e-324),
+        ([(127, 1e150), (-127, 1e150), (1, 1.0)], [1e100, 1e100, 1.0], 1.0),
+        ([(127, 1e300)], [1e300], 1e-300),
+        ([(3, 2.0**100), (5, 2.0**-140)], [5e-324, 7.0], None),
+        ([(3, 2.0**127), (-3, 2.0**127), (1, 2.0**-140)], [1e308, 1e308, 1e308], None),
+    ],
+)
+def test_coefficients_beyond_the_range_of_float64(
+    pairs: list[tuple[int, float]], weights: list[float], total: float | None
+) -> None:
+    updates = [QuantizedUpdate(np.int8([value]), scale) for value, scale in pairs]
+    divisor = sum(map(Fraction, weights)) if total is None else Fraction(total)
+    exact = sum(
+        Fraction(weight) * Fraction(scale) * value
+        for weight, (value, scale) in zip(weights, pairs, strict=True)
+    )
+    result = aggregation.quantized_mean(updates, weights, total_weight=total)
+    assert int(result.view(np.uint32)[0]) == round_bits(exact / divisor, "float32")
+
+
 def test_compressed_updates_are_equal_to_themselves_only() -> None:
     update = aggregation.top_k(np.float32([1, 2]), 1)
     assert update != aggregation.top_k(np.float32([1, 2]), 1)

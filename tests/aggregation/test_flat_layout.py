@@ -282,3 +282,20 @@ def test_arrays_that_another_thread_replaces_stay_alive_while_they_are_packed(
 
     monkeypatch.setattr("fedbench.aggregation.layout.output_buffer", replace)
     assert bool((layout.pack(state) == 1.0).all())
+
+
+def test_a_buffer_that_begins_between_two_words_is_copied() -> None:
+    for state in (
+        {"flag": torch.tensor([True]), "w": torch.arange(2, dtype=torch.float64)},
+        {"flag": np.array([True]), "w": np.arange(2.0)},
+    ):
+        layout = FlatLayout.from_state(state)
+        raw = layout.pack(state)
+        if isinstance(raw, torch.Tensor):
+            moved = torch.cat([torch.zeros(1, dtype=torch.uint8), raw])[1:]
+        else:
+            moved = np.concatenate([np.zeros(1, np.uint8), raw])[1:]
+        back = layout.unpack(moved)
+        assert back["w"].tolist() == [0.0, 1.0]
+        assert back["flag"].tolist() == [True]
+        assert _arrays.address(_arrays.describe(back["w"], "w")) % 8 == 0
