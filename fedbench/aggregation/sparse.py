@@ -232,7 +232,7 @@ def _sparse_pairs(rows: list[Any]) -> list[tuple[Buffer, Buffer]]:
             raise TypeError(f"updates[{k}].indices must be int32 or int64, got {indices.dtype}.")
         if indices.kind != values.kind or indices.shape != values.shape or len(values.shape) != 1:
             raise LayoutError(
-                f"updates[{k}] must have flat indices and values of one length and library, got "
+                f"updates[{k}] must have indices and values of one length and library, flat, got "
                 f"{indices.kind} {indices.shape} and {values.kind} {values.shape}."
             )
         pairs.append((indices, values))
