@@ -145,12 +145,12 @@ def describe(value: Any, where: str, *, remote: bool = False) -> Buffer:
         return _describe_numpy(value, where)
     if is_tensor(value):
         return _describe_torch(value, where, remote)
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], (int, float)):
+    if _is_update_with_weight(value):
         raise TypeError(
             f"{where} must be an array or a mapping of names to arrays, got a tuple with a number. "
             "Pass updates and weights apart: [update_0, ...], weights=[weight_0, ...]."
         )
-    if isinstance(value, (list, tuple)) and all(is_array(part) for part in value):
+    if isinstance(value, (list, tuple)) and any(is_array(part) for part in value):
         raise TypeError(
             f"{where} must be an array or a mapping of names to arrays, got a "
             f"{type(value).__name__} of {len(value)} arrays. Name them, for example "
@@ -165,6 +165,12 @@ def describe(value: Any, where: str, *, remote: bool = False) -> Buffer:
         f"{where} must be a numpy array or a torch tensor, got {type(value).__name__}."
         + _remedy(value)
     )
+
+
+def _is_update_with_weight(value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return isinstance(value[1], (int, float)) and not isinstance(value[0], (int, float))
 
 
 _MEANT_FOR = {

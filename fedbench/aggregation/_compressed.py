@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from fedbench.aggregation._arrays import FLOATING, Buffer, bytes_remedy, describe
 from fedbench.aggregation._outputs import announce_writes, empty, output_buffer, require_no_gradient
+
+
+def rows_of(updates: Any, kind: type) -> list[Any]:
+    """Return compressed updates, which may come from a generator, as a list."""
+    if not isinstance(updates, Iterable):
+        raise TypeError(
+            f"updates must be a sequence of {kind.__name__}, got {type(updates).__name__}. "
+            "Pass [update_0, update_1, ...]."
+        )
+    return list(updates)
 
 
 def floats(value: Any, where: str) -> Buffer:

@@ -37,10 +37,13 @@ class Spec(NamedTuple):
     nonfinite: str
     integers: str
 
+    def name_order(self) -> list[int]:
+        """Return where the entries stand, in the order of their names."""
+        return sorted(range(len(self.entries)), key=lambda i: repr(self.entries[i].name))
+
     def by_name(self) -> Spec:
         """Return the specification with its entries in the order of their names."""
-        entries = sorted(self.entries, key=lambda entry: repr(entry.name))
-        return self._replace(entries=tuple(entries))
+        return self._replace(entries=tuple(self.entries[i] for i in self.name_order()))
 
 
 def entries_of(like: Any) -> tuple[list[Entry], bool]:

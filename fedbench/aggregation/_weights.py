@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedbench.aggregation._arrays import is_tensor
 
-_NO_NUMBER = (TypeError, ValueError, RuntimeError)  # what float() may raise
+NO_NUMBER = (TypeError, ValueError, RuntimeError)  # what as_number() may raise
 
 
 def client_weights(weights: Any, clients: int) -> npt.NDArray[np.float64]:
@@ -62,7 +62,7 @@ def _as_float64(weights: Any, of: str) -> npt.NDArray[np.float64]:
         if not plain:  # for example integers beyond 64 bits
             given = np.array([as_number(value) for value in weights])
         return given.astype(np.float64)
-    except _NO_NUMBER as error:
+    except NO_NUMBER as error:
         raise TypeError(
             f"weights must be real numbers, one per {of}, got {reprlib.repr(weights)}."
         ) from error
@@ -72,7 +72,7 @@ def one_weight(weight: Any) -> float:
     """Return a single finite, non-negative weight as a float."""
     try:
         value = as_number(weight)
-    except _NO_NUMBER as error:
+    except NO_NUMBER as error:
         raise TypeError(f"weight must be a real number, got {reprlib.repr(weight)}.") from error
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"weight must be finite and not negative, got {value}.")
@@ -85,7 +85,7 @@ def total(total_weight: Any) -> float | None:
         return None
     try:
         value = as_number(total_weight)
-    except _NO_NUMBER as error:
+    except NO_NUMBER as error:
         raise TypeError(
             f"total_weight must be a real number, got {reprlib.repr(total_weight)}."
         ) from error

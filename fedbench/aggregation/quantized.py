@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedbench._native import core
 from fedbench.aggregation import _weights
 from fedbench.aggregation._arrays import Buffer, describe
-from fedbench.aggregation._compressed import floats, result_buffer
+from fedbench.aggregation._compressed import floats, result_buffer, rows_of
 from fedbench.aggregation._outputs import require_disjoint
 from fedbench.aggregation._random import require_generator
 from fedbench.errors import LayoutError, NonFiniteError
@@ -171,7 +171,7 @@ def quantized_mean(
     >>> aggregation.quantized_mean([a, b], weights=[1, 3])
     array([ 0.6875, -0.5   ], dtype=float32)
     """
-    updates = _quantized_updates(updates)
+    updates = rows_of(updates, QuantizedUpdate)
     buffers = _quantized_buffers(updates)
     values = _weights.client_weights(weights, len(buffers))
     divisor = _weights.total(total_weight)
@@ -223,15 +223,6 @@ def _rounded_scale(largest: float) -> float:
     return float(scale)
 
 
-def _quantized_updates(updates: Any) -> list[QuantizedUpdate]:
-    if isinstance(updates, QuantizedUpdate) or not isinstance(updates, Iterable):
-        raise TypeError(
-            f"updates must be a sequence of QuantizedUpdate, got {type(updates).__name__}. "
-            "Pass [update_0, update_1, ...]."
-        )
-    return list(updates)
-
-
 def _quantized_buffers(updates: list[QuantizedUpdate]) -> list[Buffer]:
     buffers: list[Buffer] = []
     for k, row in enumerate(updates):
@@ -254,7 +245,7 @@ def _quantized_buffers(updates: list[QuantizedUpdate]) -> list[Buffer]:
 def _scale(update: QuantizedUpdate, client: int) -> float:
     try:
         scale = _weights.as_number(update.scale)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except _weights.NO_NUMBER as error:
         raise TypeError(
             f"updates[{client}].scale must be one real number, got {reprlib.repr(update.scale)}."
         ) from error

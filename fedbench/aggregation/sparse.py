@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedbench._native import core
 from fedbench.aggregation import _weights
 from fedbench.aggregation._arrays import DTYPE_CODES, Buffer, describe
-from fedbench.aggregation._compressed import floats, result_buffer
+from fedbench.aggregation._compressed import floats, result_buffer, rows_of
 from fedbench.aggregation._outputs import require_disjoint
 from fedbench.aggregation._robust import require_count
 from fedbench.aggregation._updates import require_policy
@@ -175,12 +175,7 @@ def sparse_mean(
     array([1., 0., 0., 5.], dtype=float32)
     """
     require_policy(nonfinite)
-    if not isinstance(updates, Iterable):
-        raise TypeError(
-            f"updates must be a sequence of SparseUpdate, got {type(updates).__name__}. "
-            "Pass [update_0, update_1, ...]."
-        )
-    rows = list(updates)
+    rows = rows_of(updates, SparseUpdate)
     pairs = _sparse_pairs(rows)
     values = _weights.client_weights(weights, len(pairs))
     divisor = _weights.total(total_weight)

@@ -99,8 +99,7 @@ class StreamingMean:
         self._spec = spec
         self._entries, self._is_mapping, self._nonfinite, self._integers = spec
         # By name, so that the order of the keys of `like` does not matter in a merge.
-        by_name = sorted(range(len(spec.entries)), key=lambda i: repr(spec.entries[i].name))
-        self._floating_at = [i for i in by_name if spec.entries[i].dtype in FLOATING]
+        self._floating_at = [i for i in spec.name_order() if spec.entries[i].dtype in FLOATING]
         floating = self._floating()
         self._sum = core.StreamingSum(
             [entry.size for entry in floating], [DTYPE_CODES[entry.dtype] for entry in floating]

@@ -124,6 +124,8 @@ def test_wrong_sparse_updates() -> None:
         aggregation.sparse_mean([SparseUpdate(np.int64([-1]), np.float32([1]), 3)])
     with pytest.raises(ValueError, match="at least one client"):
         aggregation.sparse_mean([])
+    with pytest.raises(TypeError, match="sequence of SparseUpdate, got SparseUpdate"):
+        aggregation.sparse_mean(good)
     with pytest.raises(TypeError, match=r"updates\[0\] must be a SparseUpdate, got ndarray"):
         aggregation.sparse_mean([np.ones(3)])
     with pytest.raises(TypeError, match=r"updates\[0\]\.indices must be int32 or int64"):

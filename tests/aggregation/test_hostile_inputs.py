@@ -299,6 +299,8 @@ def test_outputs_that_cannot_be_written_in_one_piece() -> None:
         (None, "got NoneType. Leave it out"),
         (3, r"got int\. Convert it, for example with numpy\.float32"),
         ([1.0, 2.0], r"got list\. Convert it, for example with numpy\.asarray"),
+        ([], r"got list\. Convert it, for example with numpy\.asarray"),
+        ((1.0, 2.0), r"got tuple\. Convert it, for example with numpy\.asarray"),
         (iter([1.0]), r"Convert it, for example with list"),
         ((np.zeros(2), 3), "got a tuple with a number. Pass updates and weights apart"),
         (aggregation.top_k(np.zeros(2), 1), "got SparseUpdate. Use sparse_mean"),
